@@ -1,0 +1,43 @@
+# pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
+.DEFAULT_GOAL := help
+.PHONY: help book test lab notebooks record editions format clean
+
+PY := .venv/bin/python
+EDITION ?= student
+export PYTHON
+
+help:  ## show this list
+	@echo "pdelab, an executable textbook:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+	@echo "Next: make book"
+
+.venv/ready: requirements.lock pyproject.toml tools/setup.sh
+	@sh tools/setup.sh
+
+book: .venv/ready  ## set up if needed, then build the HTML book
+	@$(PY) tools/build_book.py
+
+test: book  ## build the book, then run every test, notebooks and browser included
+	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check . || { echo "Next: make format, and mend what it cannot."; exit 1; }
+	@$(PY) -m pytest
+	@echo "All tests passed. Next: make lab to work in the notebooks, or commit your change."
+
+lab: .venv/ready  ## open JupyterLab on your own copies in work/ (EDITION=instructor for solutions)
+	@$(PY) tools/editions.py --lab $(EDITION)
+
+notebooks: .venv/ready  ## run the text sources into the committed notebooks (CHAPTER=name for one)
+	@$(PY) tools/notebooks.py $(CHAPTER)
+
+record: .venv/ready  ## record the results and test outcomes that the ledger reads
+	@$(PY) tools/record.py
+
+editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
+	@$(PY) tools/editions.py
+
+format: .venv/ready  ## format the code (in notebooks: edit the text source)
+	@$(PY) -m ruff check --fix --extend-exclude '*.ipynb' . && $(PY) -m ruff format --extend-exclude '*.ipynb' .
+	@echo "Formatted. Next: make test"
+
+clean:  ## remove the environment and all that was built; your own work/ stays
+	@rm -rf .venv _build .pytest_cache .ruff_cache .hypothesis
+	@echo "Clean. Next: make book"

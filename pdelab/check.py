@@ -1,0 +1,61 @@
+"""Self-checks for the exercises: they say in words what is wrong and what to look at next.
+
+A check cell calls `close` and `that` in the order in which a learner should meet the faults. The first one that fails
+ends the cell with one message; nothing printed is ever the solution itself.
+"""
+
+import numpy as np
+
+
+class NotYet(AssertionError):
+    """The answer is not right yet; the message says what to look at."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython shows this in place of a page of traceback
+        return [f"Not yet. {self}"]
+
+
+def _numbers(value, what: str) -> np.ndarray:
+    if value is None:
+        raise NotYet(f"{what}: your function gave back None. Does it end with `return`?")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    try:
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise NotYet(f"{what}: expected a number or an array of numbers, not {type(value).__name__}.") from None
+
+
+def _diagnosis(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> str:
+    """The commonest slips, recognised by the numbers alone."""
+
+    def same(a, b) -> bool:
+        return a.shape == b.shape and np.allclose(a, b, rtol=rtol, atol=atol)
+
+    if same(-got, want):
+        return "The size is right and the sign is wrong."
+    if got.ndim == 2 and same(got.T, want):
+        return "This is the transpose of the answer."
+    return ""
+
+
+def close(got, want, what: str, *, hint: str = "", rtol: float = 1e-6, atol: float = 1e-9) -> None:
+    """|got − want| ≤ atol + rtol·|want| in every entry, or a message that names `what` and gives the `hint`."""
+    got, want = _numbers(got, what), _numbers(want, "the expected value")
+    if got.shape != want.shape:
+        raise NotYet(f"{what}: the shape is {got.shape}, it should be {want.shape}. {hint}".rstrip())
+    if not np.all(np.isfinite(got)):
+        raise NotYet(f"{what}: the answer holds NaN or infinite values. {hint}".rstrip())
+    if np.allclose(got, want, rtol=rtol, atol=atol):
+        print(f"✓ {what}")
+        return
+    worst = np.unravel_index(np.argmax(np.abs(got - want)), got.shape)
+    place = f" at index {tuple(int(i) for i in worst)}" if got.ndim else ""
+    message = f"{what}: you have {got[worst]:.6g}{place}, it should be {want[worst]:.6g}."
+    raise NotYet(" ".join(part for part in (message, _diagnosis(got, want, rtol, atol), hint) if part))
+
+
+def that(condition: bool, what: str, *, hint: str = "") -> None:
+    """`condition` must hold; `what` says it in words."""
+    if not condition:
+        raise NotYet(f"{what}: this does not hold. {hint}".rstrip())
+    print(f"✓ {what}")

@@ -1,0 +1,1 @@
+"""One file per result of the papers; each has run(seed) -> Result."""

@@ -1,0 +1,235 @@
+"""What a run measured, kept so that nothing is lost and nothing damaged is believed.
+
+A Result is one run of one experiment with one seed. A Store is a folder of JSON files, one a Result, each written in
+one move and sealed with a checksum of its content: a file that was cut short or edited by hand is reported, never read.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+Figures = dict[str, float | list[float]]
+
+STATUSES = ("finished", "diverged", "interrupted")
+_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class DamagedResult(ValueError):
+    """A result file that is not what was written."""
+
+
+def environment() -> dict[str, str]:
+    """Where a number comes from: versions, machine and, inside a git checkout, the commit."""
+    import numpy
+    import torch
+
+    import pdelab
+
+    where = {
+        "pdelab": pdelab.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    source = Path(__file__).resolve().parents[1]
+    if (source / ".git").exists() and shutil.which("git"):
+        answer = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+        )
+        if answer.returncode == 0:
+            where["commit"] = answer.stdout.strip()
+    return where
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: `figures` holds what was measured, `controls` the same measured on something that knows nothing."""
+
+    experiment: str
+    configuration: dict
+    scale: str
+    seed: int
+    status: str
+    figures: Figures
+    controls: Figures = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=environment)
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        for name in ("experiment", "scale"):
+            value = getattr(self, name)
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(value)):
+                raise ValueError(f"{name} names a file, so it must be letters, digits, '.', '_' or '-'; not {value!r}")
+        if self.status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; not {self.status!r}")
+
+
+def _encode(value):
+    """JSON has no NaN or infinity, and a diverged run has both."""
+    if isinstance(value, dict):
+        return {str(k): _encode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nonfinite": str(value)}
+    return value
+
+
+def _decode(value):
+    if isinstance(value, dict):
+        if value.keys() == {"nonfinite"}:
+            return _NONFINITE[value["nonfinite"]]
+        return {k: _decode(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_decode(v) for v in value]
+    return value
+
+
+def _seal(content: dict) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The old file or the new one, never half of either, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def data_folder() -> Path:
+    """The project's data/ in a checkout, or the copy inside an installed package."""
+    package = Path(__file__).resolve().parent
+    inside = package / "data"
+    return inside if inside.is_dir() else package.parent / "data"
+
+
+class Store:
+    """A folder of results: EXPERIMENT/SCALE-seedSEED.json."""
+
+    def __init__(self, folder: Path | str | None = None):
+        self.folder = Path(folder) if folder is not None else data_folder() / "results"
+
+    def path(self, experiment: str, scale: str, seed: int) -> Path:
+        return self.folder / experiment / f"{scale}-seed{seed}.json"
+
+    def save(self, result: Result) -> Path:
+        content = _encode(asdict(result))
+        path = self.path(result.experiment, result.scale, result.seed)
+        text = json.dumps({"sha256": _seal(content), "result": content}, indent=1, sort_keys=True, allow_nan=False)
+        write_atomically(path, text + "\n")
+        return path
+
+    def read(self, path: Path) -> Result:
+        """One file, or DamagedResult with its name and what is wrong with it."""
+        again = "make it again with the command that recorded it, or restore it from git"
+        try:
+            sealed = json.loads(path.read_text(encoding="utf-8"))
+            content, seal = sealed["result"], sealed["sha256"]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise DamagedResult(f"{path} is not a whole result file ({error}); {again}") from error
+        if _seal(content) != seal:
+            raise DamagedResult(f"{path} was changed after it was written (its checksum differs); {again}")
+        if content.keys() != {f.name for f in fields(Result)}:
+            raise DamagedResult(f"{path} does not have the fields of a Result; {again}")
+        result = Result(**_decode(content))
+        if path != self.path(result.experiment, result.scale, result.seed):
+            raise DamagedResult(f"{path} holds {result.experiment}, {result.scale}, seed {result.seed}; {again}")
+        return result
+
+    def load(self, experiment: str, scale: str | None = None) -> list[Result]:
+        """Every recorded seed of an experiment, in order of scale and seed; empty when none was recorded."""
+        found = [self.read(path) for path in (self.folder / experiment).glob("*.json")]
+        return sorted((r for r in found if scale in (None, r.scale)), key=lambda r: (r.scale, r.seed))
+
+    def damaged(self) -> dict[Path, str]:
+        """Every file that cannot be trusted, with the reason."""
+        faults = {}
+        for path in sorted(self.folder.rglob("*.json")):
+            try:
+                self.read(path)
+            except DamagedResult as fault:
+                faults[path] = str(fault)
+        return faults
+
+
+@dataclass(frozen=True)
+class Summary:
+    """mean and 95 % interval over the seeds that finished; `diverged` counts those that did not."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    diverged: int
+
+    def __str__(self) -> str:
+        lost = f", {self.diverged} diverged" if self.diverged else ""
+        if self.seeds == 0:
+            return f"no finished seed{lost}"
+        if self.seeds == 1:
+            return f"{self.mean:.3g} (1 seed{lost})"
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}] ({self.seeds} seeds{lost})"
+
+
+def interval(values: Sequence[float], diverged: int = 0) -> Summary:
+    """mean ± t₀.₉₇₅(n−1) · s/√n, Student's interval for the mean of n independent runs.
+
+    One value has no spread: its interval is the whole line.
+
+    >>> print(interval([1.0, 2.0, 3.0]))
+    2 [-0.484, 4.48] (3 seeds)
+    """
+    n = len(values)
+    if n == 0:
+        return Summary(math.nan, math.nan, math.nan, 0, diverged)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Summary(mean, -math.inf, math.inf, 1, diverged)
+    from scipy.special import stdtrit  # the quantile of Student's t
+
+    s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
+    return Summary(mean, mean - half, mean + half, n, diverged)
+
+
+def summarise(results: Sequence[Result], figure: str, *, control: bool = False) -> Summary | list[Summary]:
+    """A figure (or control) over seeds: one Summary, or one per layer where the figure is a list.
+
+    Only finished runs enter the mean; the diverged ones are counted beside it. Results of several scales or
+    configurations are refused: their mean would mean nothing.
+    """
+    if not results:
+        raise ValueError("results is empty; record the experiment first")
+    if len({(r.experiment, r.scale, json.dumps(_encode(r.configuration), sort_keys=True)) for r in results}) > 1:
+        raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
+    finished = [r for r in results if r.status == "finished"]
+    diverged = sum(r.status == "diverged" for r in results)
+    tables = [r.controls if control else r.figures for r in finished]
+    missing = [r.seed for r, table in zip(finished, tables, strict=True) if figure not in table]
+    if missing:
+        known = sorted(set().union(*tables))
+        raise ValueError(f"figure {figure!r} is missing for seeds {missing}; recorded are {', '.join(known) or 'none'}")
+    values = [table[figure] for table in tables]
+    if values and isinstance(values[0], list):
+        return [interval(column, diverged) for column in zip(*values, strict=True)]
+    return interval(values, diverged)

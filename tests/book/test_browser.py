@@ -1,0 +1,280 @@
+"""Every built page in a real browser, with the network cut. A new page inherits all of this."""
+
+import os
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from exercises import ROOT
+from playwright.sync_api import sync_playwright
+
+from pdelab import explore
+
+HTML = ROOT / "_build" / "html"
+FOUND = sorted(path.relative_to(HTML).as_posix() for path in HTML.rglob("*.html") if "_static" not in path.parts)
+PAGES = [page for page in FOUND if page != "index.html"]  # which only leads to the first page
+MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+SERIOUS = ("serious", "critical")
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+
+
+def find_browser():
+    """The browser named by BROWSER_PATH, one that is installed, or None for Playwright's own."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    found = [shutil.which(name) for name in names] + [MAC_CHROME if Path(MAC_CHROME).exists() else None]
+    return next((path for path in [os.environ.get("BROWSER_PATH"), *found] if path), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        path = find_browser()
+        if path is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("no browser: install Chromium or Chrome, or name one in BROWSER_PATH")
+        launched = playwright.chromium.launch(executable_path=path, chromium_sandbox=False, args=QUIET)
+        yield launched
+        launched.close()
+
+
+class Visit:
+    """A page opened with the network cut, with what it asked for and what it complained about."""
+
+    def __init__(self, browser, address, *, scheme="light", viewport=DESKTOP, touch=False):
+        self.context = browser.new_context(offline=True, color_scheme=scheme, viewport=viewport, has_touch=touch)
+        self.page = self.context.new_page()
+        self.external, self.complaints = [], []
+        self.page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or self.external.append(r.url))
+        self.page.on("requestfailed", lambda r: self.complaints.append(f"could not load {r.url}"))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
+        self.page.goto(address, wait_until="load")
+        self.page.evaluate("window.MathJax && MathJax.startup ? MathJax.startup.promise : null")
+
+    def unfold(self):
+        """Open all that is behind a click, at once."""
+        self.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        self.page.evaluate("document.getAnimations().forEach(a => a.finish())")
+
+    def serious_faults(self):
+        found = [fault for fault in Axe().run(self.page).response["violations"] if fault["impact"] in SERIOUS]
+        return [(fault["id"], node["target"], node["html"][:150]) for fault in found for node in fault["nodes"]]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+
+def visit(browser, page, **options):
+    return Visit(browser, (HTML / page).as_uri(), **options)
+
+
+def test_the_book_is_built():
+    assert {"index.html", "book/intro.html", "book/first_look.html", "book/ledger.html"} <= set(FOUND), "run: make book"
+
+
+def test_the_index_leads_to_the_first_page(browser):
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto((HTML / "index.html").as_uri())
+    page.wait_for_url("**/book/intro.html")
+    context.close()
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def light(browser, request):
+    """Each page once, on a desktop; the tests that read it share the visit."""
+    with visit(browser, request.param) as v:
+        yield v
+
+
+def test_a_page_asks_for_nothing_outside_and_logs_no_error(light):
+    assert (light.external, light.complaints) == ([], [])
+
+
+def test_every_formula_is_typeset(light):
+    left = light.page.locator(".math, .mathjax_process").evaluate_all(
+        r"found => found.filter(e => /\\[(\[]|\$\$/.test(e.textContent)).map(e => e.textContent.slice(0, 80))"
+    )
+    assert left == []
+    assert light.page.locator(".math:not(:has(mjx-container))").count() == 0
+    assert light.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+
+
+def test_every_picture_loads_and_has_alternative_text(light):
+    faults = light.page.locator("img, svg[role=img]:not(.svg-inline--fa)").evaluate_all(
+        """found => found.filter(e => !(e.alt || e.ariaLabel || "").trim() || e.naturalWidth === 0)
+                         .map(e => e.outerHTML.slice(0, 120))"""
+    )
+    assert faults == []
+
+
+def test_axe_finds_nothing_serious_in_light_mode(light):
+    light.unfold()
+    assert light.serious_faults() == []
+
+
+def test_dark_mode_is_dark_and_axe_finds_nothing_serious(browser, light):
+    with Visit(browser, light.page.url, scheme="dark") as v:
+        v.unfold()
+        assert v.serious_faults() == []
+        assert brightness(v) < 60 < 200 < brightness(light)
+
+
+def brightness(v):
+    colour = v.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(float(part) for part in colour.strip("rgba()").split(",")[:3]) / 3
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_phone_does_not_scroll_sideways(browser, page):
+    with visit(browser, page, viewport=PHONE) as v:
+        v.unfold()
+        assert v.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+class Anchors(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.ids, self.targets = set(), set()
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("id", "name") and value:
+                self.ids.add(value)
+            if name in ("href", "src") and value:
+                self.targets.add(value)
+
+
+def anchors(path):
+    parser = Anchors()
+    parser.feed(path.read_text(encoding="utf-8"))
+    return parser
+
+
+@pytest.mark.parametrize("page", FOUND)
+def test_no_internal_link_is_broken(page):
+    path = HTML / page
+    for target in anchors(path).targets:
+        address, fragment = urldefrag(target)
+        if ":" in address.split("/")[0] or address.startswith("//"):
+            continue
+        file = (path.parent / unquote(address.split("?")[0])).resolve() if address else path
+        assert file.exists(), f"{page} links to {target}"
+        if fragment and file.suffix == ".html":
+            assert unquote(fragment) in anchors(file).ids, f"{page} links to {target}"
+
+
+def test_search_works_without_a_network(browser):
+    with Visit(browser, (HTML / "search.html").as_uri() + "?q=diffusion") as v:
+        v.page.wait_for_selector("#search-results ul.search li a")
+        assert v.page.locator("#search-results ul.search li").count() >= 2
+        assert v.external == []
+
+
+def test_a_link_to_a_claim_opens_its_entry(browser):
+    with Visit(browser, (HTML / "book/ledger.html").as_uri() + "#claim-p1-eq6-7") as v:
+        v.page.wait_for_timeout(200)
+        assert v.page.locator("#claim-p1-eq6-7").is_visible()
+
+
+def test_the_solution_is_behind_a_click(browser):
+    with visit(browser, "book/first_look.html") as v:
+        answer = v.page.get_by_text("np.sin(k", exact=False)
+        assert not answer.first.is_visible()
+        v.page.get_by_text("Show the solution").first.click()
+        assert answer.first.is_visible()
+
+
+def test_the_notebook_to_download_holds_no_solution():
+    offered = (HTML / "_sources" / "book" / "first_look.ipynb").read_text(encoding="utf-8")
+    assert "NotImplementedError" in offered
+    assert "np.sin(k" not in offered
+
+
+# Interactive figures, on the page and by themselves
+
+FIGURE = ".pdelab-explore"
+
+
+def picture(page):
+    return page.locator(f"{FIGURE} svg, {FIGURE} img").first.evaluate("e => e.outerHTML")
+
+
+@pytest.mark.parametrize("name", [p for p in PAGES if "pdelab-explore" in (HTML / p).read_text(encoding="utf-8")])
+def test_every_control_on_a_page_moves_its_figure_by_keyboard(browser, name):
+    with visit(browser, name) as v:
+        for figure in v.page.locator(FIGURE).all():
+            for control in figure.locator("input, select").all():
+                control.press("End")  # not from the start, where a process may not depend on its parameters yet
+                before = figure.locator("svg[role=img], img").evaluate("e => e.outerHTML")
+                control.press("Home")
+                after = figure.locator("svg[role=img], img").evaluate("e => e.outerHTML")
+                assert before != after
+        assert (v.external, v.complaints) == ([], [])
+
+
+@pytest.fixture(scope="module")
+def two_figures(tmp_path_factory):
+    """One figure of each kind, twice on one page."""
+    x = np.linspace(0, 1, 30)
+
+    def curve(ax, k, sign):
+        ax.plot(x, k * x if sign == "plus" else -k * x)
+        ax.set(xlabel="x", ylabel="y", title=f"k = {k}")
+
+    def heat_map(ax, k):
+        ax.imshow(np.outer(x, x) * k, vmin=0, vmax=3)
+        ax.set(xlabel="token", ylabel="feature")
+
+    figures = [explore(curve, k=[1, 2, 3], sign=["plus", "minus"]).html, explore(heat_map, k=[0, 1, 2, 3]).html] * 2
+    path = tmp_path_factory.mktemp("figures") / "figures.html"
+    head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>figures</title></head>'
+    path.write_text(f"{head}<body><main><h1>Figures</h1>{''.join(figures)}</main></body></html>", encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_slider_moves_its_own_figure_and_no_other(browser, two_figures, number):
+    with Visit(browser, two_figures) as v:
+        figures = v.page.locator(FIGURE)
+        before = [figures.nth(i).locator("svg, img").first.evaluate("e => e.outerHTML") for i in range(4)]
+        figures.nth(number).locator("input").press("ArrowRight")
+        after = [figures.nth(i).locator("svg, img").first.evaluate("e => e.outerHTML") for i in range(4)]
+        assert [a != b for a, b in zip(after, before, strict=True)] == [i == number for i in range(4)]
+        slider = figures.nth(number).locator("input")
+        assert slider.get_attribute("aria-valuetext") == figures.nth(number).locator("output").inner_text()
+        assert v.complaints == []
+
+
+def test_a_menu_and_a_title_change_the_curves(browser, two_figures):
+    with Visit(browser, two_figures) as v:
+        figure = v.page.locator(FIGURE).first
+        before = picture(v.page)
+        figure.locator("select").select_option("minus")
+        minus = picture(v.page)
+        assert minus != before
+        figure.locator("input").press("End")
+        assert "k = 3" in picture(v.page)
+
+
+def test_a_finger_moves_the_slider(browser, two_figures):
+    with Visit(browser, two_figures, viewport=PHONE, touch=True) as v:
+        before = picture(v.page)
+        slider = v.page.locator(f"{FIGURE} input").first
+        box = slider.bounding_box()
+        assert box["height"] >= 24
+        v.page.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + box["height"] / 2)
+        assert picture(v.page) != before
+
+
+def test_figures_by_themselves_are_accessible_and_fit_a_phone(browser, two_figures):
+    with Visit(browser, two_figures, viewport=PHONE) as v:
+        assert v.serious_faults() == []
+        assert v.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -1,0 +1,135 @@
+"""The editions of every chapter: one kernel a chapter runs the solutions, the stubs and the wrong answers."""
+
+import nbformat
+import pytest
+from exercises import (
+    BOOK,
+    SAYS,
+    exercises,
+    instructor_edition,
+    read_source,
+    setup_cells,
+    sources,
+    stub,
+    student_edition,
+    tagged,
+)
+from nbclient import NotebookClient
+
+CHAPTERS = {path.stem: exercises(read_source(path), path.stem) for path in sources()}
+CODED = {name: [e for e in found if e.coded] for name, found in CHAPTERS.items() if any(e.coded for e in found)}
+
+
+def run(cells):
+    """Run code in one kernel, going on after errors; for each cell, its first error as (name, message) or None."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", allow_errors=True, extra_arguments=["--log-level=ERROR"]
+    ).execute()
+    errors = [[o for o in cell.outputs if o.output_type == "error"] for cell in notebook.cells]
+    return [(found[0].ename, found[0].evalue) if found else None for found in errors]
+
+
+@pytest.fixture(scope="module", params=CODED)
+def attempts(request):
+    """(exercise, kind, expected words, error at the check) for every answer of a chapter, good and bad."""
+    name = request.param
+    cells = [cell.source for cell in setup_cells(read_source(BOOK / f"{name}.md"))]
+    start, plan = len(cells), []
+    for exercise in CODED[name]:
+        answers = [("solution", "", [c.source for c in exercise.solutions if c.cell_type == "code"])]
+        answers.append(("stub", "", [stub(source) for source in answers[0][2]]))
+        answers += [("wrong", c.source.splitlines()[0].removeprefix(SAYS).strip(), [c.source]) for c in exercise.wrong]
+        for kind, words, sources_ in answers:
+            cells += ["\n\n".join(sources_), "\n\n".join(c.source for c in exercise.checks)]
+            plan.append((exercise.label, kind, words))
+    errors = run(cells)
+    assert errors[:start] == [None] * start, "the setup cells of the chapter do not run by themselves"
+    assert errors[start::2] == [None] * len(plan), "an answer must be a definition that runs"
+    return [(*planned, error) for planned, error in zip(plan, errors[start + 1 :: 2], strict=True)]
+
+
+def test_some_chapter_has_an_exercise_in_code():
+    assert CODED
+
+
+def test_solutions_pass_their_checks(attempts):
+    assert not [a for a in attempts if a[1] == "solution" and a[3] is not None]
+
+
+def test_stubs_fail_with_not_implemented(attempts):
+    assert all(error[0] == "NotImplementedError" for _, kind, _, error in attempts if kind == "stub")
+
+
+def test_every_wrong_answer_is_caught_with_words_that_help(attempts):
+    wrong = [(label, words, error) for label, kind, words, error in attempts if kind == "wrong"]
+    assert wrong
+    for label, words, error in wrong:
+        assert error is not None, f"{label}: the check let the wrong answer pass that should hear '{words}'"
+        assert error[0] == "NotYet"
+        assert words in error[1], f"{label}: '{words}' is not in the message: {error[1]}"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_student_edition_leaks_no_solution(name):
+    source = read_source(BOOK / f"{name}.md")
+    stored = nbformat.read(BOOK / f"{name}.ipynb", 4)
+    text = "\n".join(cell.source for cell in student_edition(stored).cells)
+    hidden = [cell for cell in source.cells if tagged(cell, "solution") or tagged(cell, "wrong")]
+    for cell in hidden:
+        shown = stub(cell.source) if cell.cell_type == "code" else ""
+        secret = [line.strip() for line in cell.source.splitlines() if line.strip() and line not in shown]
+        assert secret, "a solution with nothing to hide"
+        assert not [line for line in secret if line in text]
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_student_edition_differs_only_at_its_exercises(name):
+    stored = nbformat.read(BOOK / f"{name}.ipynb", 4)
+    for mine, theirs in zip(stored.cells, student_edition(stored).cells, strict=True):
+        if tagged(mine, "solution"):
+            assert mine.source != theirs.source
+        elif tagged(mine, "check"):
+            assert (mine.source, theirs.outputs) == (theirs.source, [])
+        else:
+            assert mine == theirs
+
+
+def test_first_look_handed_out_fails_at_its_stub_and_nowhere_else():
+    edition = student_edition(instructor_edition(read_source(BOOK / "first_look.md")))
+    code = [cell for cell in edition.cells if cell.cell_type == "code"]
+    errors = run([cell.source for cell in code])
+    failed = [(tagged(cell, "check"), error[0]) for cell, error in zip(code, errors, strict=True) if error]
+    assert failed == [(True, "NotImplementedError")]
+
+
+QUESTION = "```{exercise}\n:label: ex-a\nHow?\n```"
+
+
+def chapter(*cells):
+    made = [nbformat.v4.new_markdown_cell(QUESTION)]
+    for tag, source in cells:
+        cell = nbformat.v4.new_code_cell(source)
+        cell.metadata["tags"] = [tag]
+        made.append(cell)
+    return nbformat.v4.new_notebook(cells=made)
+
+
+GOOD = ("solution", "def f():\n    return 1")
+CHECK = ("check", "f()")
+WRONG = ("wrong", "# says: no\ndef f():\n    return 2")
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([CHECK], "no cell tagged 'solution'"),
+        ([GOOD, WRONG, WRONG], "needs a cell tagged 'check'"),
+        ([GOOD, CHECK, WRONG], "at least two"),
+        ([GOOD, CHECK, WRONG, ("wrong", "def f(): pass")], "must start with"),
+        ([("solution", "x = 1"), CHECK, WRONG, WRONG], "functions only"),
+    ],
+)
+def test_an_incomplete_exercise_is_refused_by_name(cells, words):
+    with pytest.raises(ValueError, match=f"chapter, exercise ex-a.*{words}"):
+        exercises(chapter(*cells), "chapter")

@@ -1,0 +1,66 @@
+"""What nbval itself does not check: it compares nothing in a cell that was never run, and knows no text sources."""
+
+import json
+import re
+
+import nbformat
+import pytest
+from exercises import BOOK, ROOT, instructor_edition, read_source, sources
+
+NAMES = [path.stem for path in sources()]
+
+
+def stored(name):
+    return nbformat.read(BOOK / f"{name}.ipynb", 4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_every_notebook_has_a_text_source_and_the_other_way_round():
+    assert sorted(path.stem for path in BOOK.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stored_notebook_is_what_its_source_says(name):
+    source = instructor_edition(read_source(BOOK / f"{name}.md"))
+    wanted, found = ([(c.cell_type, c.source, c.metadata) for c in nb.cells] for nb in (source, stored(name)))
+    assert found == wanted, f"book/{name}.md was edited: run make notebooks CHAPTER={name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stored_notebook_was_run_in_order_and_without_error(name):
+    cells = code_cells(stored(name))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_cell_may_fail_or_be_skipped(name):
+    forbidden = {"raises-exception", "nbval-raises-exception", "nbval-skip"}
+    assert not [cell.source for cell in code_cells(stored(name)) if forbidden & set(cell.metadata.get("tags", []))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stored_picture_has_alternative_text(name):
+    for cell in code_cells(stored(name)):
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            assert len(cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")) > 20, cell.source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_notebooks_need_no_widget_manager_and_name_no_machine(name):
+    text = (BOOK / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert "widget-view+json" not in text
+    assert not re.search(r"/(home|root|Users|tmp)/", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_run_time_given_is_the_one_measured(name):
+    measured = json.loads((ROOT / "data" / "run_times.json").read_text())[name]
+    pages = {"intro.md": rf"`{name}`.*under (\d+) s", f"{name}.md": r"\*\*Run time\*\*\s+under\s+(\d+)\s+s"}
+    texts = {page: (BOOK / page).read_text(encoding="utf-8") for page in pages}
+    given = [int(seconds) for page, words in pages.items() for seconds in re.findall(words, texts[page])]
+    assert given, f"intro.md gives no run time for {name}"
+    assert all(measured <= seconds <= 90 for seconds in given)

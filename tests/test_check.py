@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+
+from pdelab import check
+
+
+def said(*args, **kwargs):
+    with pytest.raises(check.NotYet) as caught:
+        check.close(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_a_right_answer_is_confirmed_in_words(capsys):
+    check.close(torch.tensor([1.0, 2.0]), [1.0, 2.0], "both entries")
+    check.that(True, "it holds")
+    assert capsys.readouterr().out == "✓ both entries\n✓ it holds\n"
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "words"),
+    [
+        (None, 1.0, "Does it end with `return`"),
+        ("one", 1.0, "not str"),
+        ([1.0, 2.0], 1.0, "the shape is (2,), it should be ()"),
+        (np.nan, 1.0, "NaN"),
+        (-3.0, 3.0, "the sign is wrong"),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 3.0], [2.0, 4.0]], "transpose"),
+        ([1.0, 5.0], [1.0, 4.0], "you have 5 at index (1,), it should be 4"),
+    ],
+)
+def test_a_wrong_answer_hears_what_is_wrong(got, want, words):
+    assert words in said(got, want, "the answer")
+
+
+def test_the_hint_and_the_name_are_in_the_message():
+    message = said(2.0, 3.0, "the rate", hint="Think of the angle.")
+    assert message.startswith("the rate: you have 2, it should be 3.")
+    assert message.endswith("Think of the angle.")
+
+
+def test_a_condition_that_does_not_hold_is_named():
+    with pytest.raises(check.NotYet, match=r"rates are positive: this does not hold. Look at the sign."):
+        check.that(False, "rates are positive", hint="Look at the sign.")
+
+
+def test_a_notebook_shows_one_line_instead_of_a_traceback():
+    assert check.NotYet("the rate: wrong")._render_traceback_() == ["Not yet. the rate: wrong"]
+
+
+def test_a_stub_speaks_for_itself():
+    def stub():
+        raise NotImplementedError("f is yours to write")
+
+    with pytest.raises(NotImplementedError, match="yours to write"):
+        check.close(stub(), 1.0, "f")

@@ -1,0 +1,152 @@
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from pdelab.results import DamagedResult, Result, Store, interval, summarise, write_atomically
+
+
+def result(seed=0, status="finished", figures=None, **changes):
+    given = {"experiment": "e", "configuration": {"n": 4}, "scale": "book", "seed": seed, "status": status}
+    return Result(**given | {"figures": figures or {"loss": 1.0}, "controls": {"loss": 2.0}} | changes)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+def test_what_is_saved_is_what_is_read(store):
+    saved = result(figures={"loss": 0.1, "layers": [1.0, math.inf, -math.inf]})
+    assert store.read(store.save(saved)) == saved
+
+
+def test_nan_survives_the_file(store):
+    read = store.read(store.save(result(status="diverged", figures={"loss": math.nan})))
+    assert math.isnan(read.figures["loss"])
+
+
+def test_a_result_says_where_it_comes_from():
+    assert {"pdelab", "python", "torch", "numpy", "system"} <= result().environment.keys()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "not a whole result file"),
+        (lambda text: "", "not a whole result file"),
+        (lambda text: "[1, 2]", "not a whole result file"),
+        (lambda text: text.replace('"loss": 1.0', '"loss": 0.5'), "changed after it was written"),
+        (lambda text: text.replace('"seed": 0', '"seed": 7'), "changed after it was written"),
+    ],
+)
+def test_a_damaged_file_is_reported_and_never_read(store, damage, words):
+    path = store.save(result())
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(DamagedResult, match=words):
+        store.load("e")
+    assert words in store.damaged()[path]
+
+
+def test_a_file_under_another_name_is_reported(store):
+    path = store.save(result(seed=1))
+    path.rename(path.with_name("book-seed2.json"))
+    with pytest.raises(DamagedResult, match="seed 1"):
+        store.load("e")
+
+
+def test_the_project_s_own_results_are_whole():
+    store = Store()
+    assert store.damaged() == {}
+    assert len(store.load("heat_ends")) == 5
+
+
+def test_loading_sorts_seeds_and_knows_scales(store):
+    for seed in (2, 0, 1):
+        store.save(result(seed))
+    store.save(result(5, scale="smoke"))
+    assert [r.seed for r in store.load("e", "book")] == [0, 1, 2]
+    assert store.load("other") == []
+
+
+def write_for_ever(path):
+    number = 0
+    while True:
+        write_atomically(path, json.dumps({"number": number, "filling": "x" * 200_000}))
+        number += 1
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "file.json"
+    for pause in (0.05, 0.11, 0.17):
+        writer = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(path,))
+        writer.start()
+        while not path.exists():
+            time.sleep(0.01)
+        time.sleep(pause)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        assert len(json.loads(path.read_text())["filling"]) == 200_000
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "file.txt"
+    write_atomically(path, "old")
+    with pytest.raises(TypeError):
+        write_atomically(path, b"bytes are not text")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_interval_is_student_s():
+    """For 1, 2, 3, 4, 5: mean 3, s = √2.5, t₀.₉₇₅(4) = 2.776445 (any table)."""
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    half = 2.776445 * math.sqrt(2.5) / math.sqrt(5)
+    assert (found.mean, found.low, found.high) == pytest.approx((3, 3 - half, 3 + half), abs=1e-6)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    """400 repeats of 4 normal values: the number that cover is binomial with sd √(400·0.95·0.05) ≈ 4.4."""
+    import random
+
+    draw = random.Random(0)
+    found = [interval([draw.gauss(2, 3) for _ in range(4)]) for _ in range(400)]
+    assert abs(sum(s.low <= 2 <= s.high for s in found) - 380) < 4 * 4.4
+
+
+def test_one_seed_has_no_interval_and_none_has_no_mean():
+    assert interval([2.0]).low == -math.inf
+    assert str(interval([2.0])) == "2 (1 seed)"
+    assert str(interval([], diverged=3)) == "no finished seed, 3 diverged"
+
+
+def test_diverged_seeds_are_counted_and_not_averaged():
+    runs = [result(0), result(1, figures={"loss": 3.0}), result(2, "diverged", {"loss": math.nan})]
+    found = summarise(runs, "loss")
+    assert (found.mean, found.seeds, found.diverged) == (2.0, 2, 1)
+    assert str(found).endswith("(2 seeds, 1 diverged)")
+    assert summarise(runs, "loss", control=True).mean == 2.0
+
+
+def test_a_figure_per_layer_is_summarised_per_layer():
+    runs = [result(seed, figures={"rho": [1.0, 0.5 + seed]}) for seed in (0, 1)]
+    assert [s.mean for s in summarise(runs, "rho")] == [1.0, 1.0]
+
+
+def test_what_cannot_be_averaged_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        summarise([], "loss")
+    with pytest.raises(ValueError, match="one experiment, scale and configuration"):
+        summarise([result(0), result(1, configuration={"n": 8})], "loss")
+    with pytest.raises(ValueError, match=r"'gain' is missing for seeds \[0\]; recorded are loss"):
+        summarise([result(0)], "gain")
+
+
+@pytest.mark.parametrize("wrong", [{"experiment": "../up"}, {"scale": ""}, {"status": "fine"}])
+def test_a_result_with_a_wrong_name_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        result(**wrong)

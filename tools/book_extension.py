@@ -1,0 +1,93 @@
+"""What the book needs from Sphinx beyond _config.yml: notebook editions, a local MathJax, one repository address."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbformat
+from exercises import student_edition, tagged
+
+BEHIND, LEFT_OUT = "behind a click", "left out"
+# what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
+MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2")
+
+
+def configure(app, config) -> None:
+    # book/NAME.ipynb is rendered; its source book/NAME.md must not be found as a second page of the same name
+    config.exclude_patterns += [f"book/{path.stem}.md" for path in Path(app.srcdir, "book").glob("*.ipynb")]
+    config.mathjax_path = "mathjax/tex-chtml.js"
+    config.book_solutions = os.environ.get("BOOK_SOLUTIONS") or config.book_solutions
+    if config.book_solutions not in (BEHIND, LEFT_OUT):
+        raise ValueError(f"book_solutions must be {BEHIND!r} or {LEFT_OUT!r}; not {config.book_solutions!r}")
+    options = config.html_theme_options
+    if address := os.environ.get("BOOK_REPOSITORY") or options.get("repository_url"):
+        options.update(repository_url=address, use_repository_button=True, use_issues_button=True)
+
+
+def prepare_notebook(app, docname: str, source: list[str]) -> None:
+    """Solutions behind a click or left out; links between notebooks become links between pages."""
+    if Path(app.env.doc2path(docname)).suffix != ".ipynb":
+        return
+    notebook = nbformat.reads(source[0], 4)
+    if app.config.book_solutions == LEFT_OUT:
+        notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and tagged(cell, "solution"):
+            cell.metadata.tags.append("hide-cell")
+            cell.metadata["mystnb"] = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
+        for output in cell.get("outputs", []):
+            if markup := output.get("data", {}).get("text/html"):
+                output["data"]["text/html"] = link_pages(markup, app.env.found_docs)
+    source[0] = json.dumps(notebook)
+
+
+def link_pages(markup: str, pages: set[str]) -> str:
+    """NAME.ipynb becomes NAME.html, and the name of a chapter that exists becomes a link to it."""
+
+    def chapter(match: re.Match) -> str:
+        name = match[1]
+        return f'<a href="{name}.html">{name}</a>' if f"book/{name}" in pages else match[0]
+
+    markup = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', markup)
+    return re.sub(r'<span class="chapter">(\w+)</span>', chapter, markup)
+
+
+def mend_page(app, pagename, templatename, context, doctree) -> None:
+    # sphinx-thebe asks a remote host for its code, and writes its script twice: the book runs offline, without it
+    scripts = context.get("script_files", [])
+    scripts[:] = [js for js in scripts if "thebe" not in f"{js}{getattr(js, 'attributes', '')}".lower()]
+    # docutils calls a bibliography a list although its entries are no list items, which confuses screen readers
+    context["body"] = context.get("body", "").replace(
+        '<div role="list" class="citation-list">', '<div class="citation-list">'
+    )
+
+
+def finish(app, error) -> None:
+    if error or app.builder.format != "html":
+        return
+    package = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
+    for part in MATHJAX_PARTS:
+        source, target = package / part, Path(app.outdir, "_static", "mathjax", part)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
+    # the download button hands out the notebook to work in: stubs, no solutions
+    for path in Path(app.outdir, "_sources", "book").glob("*.ipynb"):
+        instructor = nbformat.read(Path(app.srcdir, "book", path.name), 4)
+        nbformat.write(student_edition(instructor), path)
+
+
+def setup(app) -> dict:
+    app.add_config_value("book_solutions", BEHIND, "env")
+    # a page must be built again when the code that makes it changed, not only when its text did
+    own_code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py")))
+    app.add_config_value("book_code", hashlib.sha256(own_code.encode()).hexdigest(), "env")
+    app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
+    app.connect("config-inited", configure, priority=100)
+    app.connect("source-read", prepare_notebook)
+    app.connect("html-page-context", mend_page, priority=900)
+    app.connect("build-finished", finish)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

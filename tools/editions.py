@@ -1,0 +1,67 @@
+"""Write the student and instructor notebooks of every chapter.
+
+    python tools/editions.py                     both editions, to _build/editions/
+    python tools/editions.py --lab student       your own copies in work/, then JupyterLab
+    python tools/editions.py --lab instructor --no-browser
+
+A copy in work/ that exists already is yours and is never written over.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from exercises import BOOK, ROOT, sources, student_edition
+
+EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
+
+
+def edition(name: str, which: str):
+    """From the executed notebook, which is the instructor edition, so that figures show before anything is run."""
+    return EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+
+
+def write_all(folder: Path, which: str, *, keep: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sources():
+        target = folder / f"{path.stem}.ipynb"
+        if keep and target.exists():
+            print(f"  {target.relative_to(ROOT)} is yours already, kept (delete it to start afresh)")
+            continue
+        nbformat.write(edition(path.stem, which), target)
+        print(f"  {target.relative_to(ROOT)} written")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="student and instructor notebooks")
+    parser.add_argument("--lab", choices=EDITIONS, help="prepare work/ with this edition and open JupyterLab")
+    parser.add_argument("--no-browser", action="store_true", help="start JupyterLab without opening a browser")
+    parser.add_argument("--prepare", action="store_true", help="prepare work/ only")
+    options = parser.parse_args()
+    if options.lab is None:
+        for which in EDITIONS:
+            write_all(ROOT / "_build" / "editions" / which, which, keep=False)
+        print("Next: hand out _build/editions/student, keep _build/editions/instructor.")
+        return 0
+    work = ROOT / "work"
+    write_all(work, options.lab, keep=True)
+    notebooks = [str(path) for path in work.glob("*.ipynb")]
+    # our own notebooks, so their stored sliders may run before a cell does
+    subprocess.run([sys.executable, "-m", "jupyter", "trust", *notebooks], check=True, stdout=subprocess.DEVNULL)
+    if options.prepare:
+        print("Next: open work/ in JupyterLab.")
+        return 0
+    print("JupyterLab starts on work/, which git ignores. Stop it with Ctrl-C.", flush=True)
+    command = [sys.executable, "-m", "jupyter", "lab", str(work)] + ["--no-browser"] * options.no_browser
+    try:
+        os.execv(sys.executable, command)
+    except OSError as error:
+        print(f"JupyterLab could not be started: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

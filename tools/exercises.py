@@ -1,0 +1,132 @@
+"""One source per chapter, three editions.
+
+A chapter's source book/NAME.md marks the cells of its exercises with tags:
+
+    solution   the answer: functions in a code cell, or a markdown cell for an answer in words
+    check      a code cell that calls pdelab.check on the answer
+    wrong      a plausible wrong answer, whose first line is  # says: WORDS  and which the check must refuse with these
+               words in its message; at least two for each solution in code. They appear in no edition.
+
+From it come the instructor edition (everything but the wrong answers: what the book commits, tests and renders) and the
+student edition (functions reduced to a stub that raises NotImplementedError, answers in words removed).
+"""
+
+import ast
+import copy
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jupytext
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "book"
+LABEL = re.compile(r"\{exercise(?:-start)?\}.*?:label:\s*(\S+)", re.DOTALL)
+SAYS = "# says:"
+
+
+def sources() -> list[Path]:
+    """Every text source that is a notebook: those with a jupytext header."""
+    return sorted(path for path in BOOK.glob("*.md") if path.read_text(encoding="utf-8").startswith("---\njupytext:"))
+
+
+def read_source(path: Path) -> NotebookNode:
+    notebook = jupytext.read(path)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:03d}"  # fixed ids keep the diff of an unchanged notebook empty
+    return notebook
+
+
+def tagged(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
+@dataclass
+class Exercise:
+    """One exercise of a chapter, in the order of its source."""
+
+    label: str
+    solutions: list[NotebookNode] = field(default_factory=list)
+    checks: list[NotebookNode] = field(default_factory=list)
+    wrong: list[NotebookNode] = field(default_factory=list)
+
+    @property
+    def coded(self) -> bool:
+        return any(cell.cell_type == "code" for cell in self.solutions)
+
+
+def exercises(notebook: NotebookNode, name: str) -> list[Exercise]:
+    """The exercises of a chapter's source, each complete or refused by name."""
+    found: list[Exercise] = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and (match := LABEL.search(cell.source)):
+            found.append(Exercise(match[1]))
+        for tag, attribute in (("solution", "solutions"), ("check", "checks"), ("wrong", "wrong")):
+            if tagged(cell, tag):
+                if not found:
+                    raise ValueError(f"{name}: a cell tagged {tag!r} stands before the first exercise with a :label:")
+                getattr(found[-1], attribute).append(cell)
+    for exercise in found:
+        where = f"{name}, exercise {exercise.label}"
+        if not exercise.solutions:
+            raise ValueError(f"{where}: there is no cell tagged 'solution'")
+        if exercise.coded and not exercise.checks:
+            raise ValueError(f"{where}: a solution in code needs a cell tagged 'check'")
+        if exercise.coded and len(exercise.wrong) < 2:
+            raise ValueError(f"{where}: a solution in code needs at least two cells tagged 'wrong'")
+        for cell in exercise.wrong:
+            if not cell.source.startswith(SAYS):
+                raise ValueError(f"{where}: a cell tagged 'wrong' must start with '{SAYS} words of its message'")
+        for cell in exercise.solutions:
+            if cell.cell_type == "code":
+                stub(cell.source, where)
+    return found
+
+
+def setup_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """What exercises may rely on: the first code cell and those tagged 'setup'."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for number, cell in enumerate(code) if number == 0 or tagged(cell, "setup")]
+
+
+def stub(source: str, where: str = "solution") -> str:
+    """The solution's functions with signature and docstring kept and the body replaced.
+
+    >>> print(stub('def f(x):\\n    "Twice x."\\n    return 2 * x'))
+    def f(x):
+        "Twice x."
+        raise NotImplementedError("f is yours to write: replace this line, then run the check")
+    """
+    lines, pieces = source.splitlines(), []
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.FunctionDef):
+            raise ValueError(f"{where}: a solution holds functions only; line {node.lineno} is something else")
+        first = node.body[0]
+        documented = ast.get_docstring(node) is not None
+        if not documented and first.lineno == node.lineno:
+            raise ValueError(f"{where}: write the body of {node.name} on lines of its own")
+        kept = lines[node.lineno - 1 : first.end_lineno if documented else first.lineno - 1]
+        indent = " " * first.col_offset
+        message = f"{node.name} is yours to write: replace this line, then run the check"
+        pieces.append("\n".join([*kept, f'{indent}raise NotImplementedError("{message}")']))
+    return "\n\n\n".join(pieces)
+
+
+def instructor_edition(notebook: NotebookNode) -> NotebookNode:
+    edition = copy.deepcopy(notebook)
+    edition.cells = [cell for cell in edition.cells if not tagged(cell, "wrong")]
+    return edition
+
+
+def student_edition(notebook: NotebookNode) -> NotebookNode:
+    """Solutions out, stubs in; what the other cells showed when the book was made stays."""
+    edition = instructor_edition(notebook)
+    for cell in edition.cells:
+        if tagged(cell, "solution"):
+            cell.source = stub(cell.source) if cell.cell_type == "code" else "*Your answer:*"
+        if cell.cell_type == "code" and (tagged(cell, "solution") or tagged(cell, "check")):
+            cell.outputs, cell.execution_count = [], None
+    return edition
