@@ -168,7 +168,7 @@ class Explorer:
         """The same figure with ipywidgets: each move calls draw."""
         import ipywidgets as widgets
 
-        picture = widgets.HTML(self._picture)
+        picture = widgets.HTML(self._picture, layout=widgets.Layout(max_width="40em"))
         controls = {
             name: (widgets.SelectionSlider if _ordered(values) else widgets.Dropdown)(
                 options=[(_text(v), v) for v in values],

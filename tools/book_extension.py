@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 from exercises import student_edition, tagged
+from sphinx.errors import ConfigError
 
 BEHIND, LEFT_OUT = "behind a click", "left out"
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
@@ -22,7 +23,7 @@ def configure(app, config) -> None:
     config.mathjax_path = "mathjax/tex-chtml.js"
     config.book_solutions = os.environ.get("BOOK_SOLUTIONS") or config.book_solutions
     if config.book_solutions not in (BEHIND, LEFT_OUT):
-        raise ValueError(f"book_solutions must be {BEHIND!r} or {LEFT_OUT!r}; not {config.book_solutions!r}")
+        raise ConfigError(f"book_solutions must be {BEHIND!r} or {LEFT_OUT!r}; not {config.book_solutions!r}")
     options = config.html_theme_options
     if address := os.environ.get("BOOK_REPOSITORY") or options.get("repository_url"):
         options.update(repository_url=address, use_repository_button=True, use_issues_button=True)

@@ -1,5 +1,9 @@
-"""Build the HTML book with warnings as errors, then say which page to open."""
+"""Build the HTML book with warnings as errors, then say which page to open.
 
+python tools/build_book.py [--output FOLDER]      FOLDER/_build/html; the project's own without it
+"""
+
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +12,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="build the HTML book")
+    parser.add_argument("--output", type=Path, default=ROOT, help="where _build/html goes")
+    output = parser.parse_args().output.resolve()
     print("Building the book …", flush=True)
-    command = [Path(sys.executable).with_name("jupyter-book"), "build", str(ROOT), "-W", "-n", "--keep-going", "-q"]
-    if subprocess.run(command).returncode:
-        print("The book was not built: mend the warnings above, then run make book again.", file=sys.stderr)
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", ROOT, "--path-output", output]
+    run = subprocess.run([*command, "-W", "-n", "--keep-going", "-q"], stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        print(run.stdout, file=sys.stderr)
+        print("The book was not built: mend what is said above, then run make book again.", file=sys.stderr)
         return 1
-    print(f"The book is built. Open {(ROOT / '_build' / 'html' / 'index.html').as_uri()}")
+    print(f"The book is built. Open {(output / '_build' / 'html' / 'index.html').as_uri()}")
     return 0
 
 

@@ -1,9 +1,14 @@
 """The editions of every chapter: one kernel a chapter runs the solutions, the stubs and the wrong answers."""
 
+import os
+import subprocess
+import sys
+
 import nbformat
 import pytest
 from exercises import (
     BOOK,
+    ROOT,
     SAYS,
     exercises,
     instructor_edition,
@@ -133,3 +138,20 @@ WRONG = ("wrong", "# says: no\ndef f():\n    return 2")
 def test_an_incomplete_exercise_is_refused_by_name(cells, words):
     with pytest.raises(ValueError, match=f"chapter, exercise ex-a.*{words}"):
         exercises(chapter(*cells), "chapter")
+
+
+def test_a_setting_leaves_the_solutions_out_of_the_pages(tmp_path):
+    build = [sys.executable, "tools/build_book.py", "--output", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, env=os.environ | {"BOOK_SOLUTIONS": "left out"}, check=True, capture_output=True)
+    page = (tmp_path / "_build" / "html" / "book" / "first_look.html").read_text(encoding="utf-8")
+    assert "How fast does a mode decay on a grid?" in page
+    assert "Show the solution" not in page
+    assert 'class="n">decay_rate</span><span class="p">(</span><span class="mi">1</span>' in page  # the check stays
+    assert '<span class="nf">decay_rate</span>' not in page  # and the definition does not
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path):
+    build = [sys.executable, "tools/build_book.py", "--output", str(tmp_path)]
+    run = subprocess.run(build, cwd=ROOT, env=os.environ | {"BOOK_SOLUTIONS": "maybe"}, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "book_solutions must be 'behind a click' or 'left out'; not 'maybe'" in run.stdout + run.stderr
