@@ -1,8 +1,10 @@
 """Self-checks for the exercises: they say in words what is wrong and what to look at next.
 
-A check cell calls `close` and `that` in the order in which a learner should meet the faults. The first one that fails
-ends the cell with one message; nothing printed is ever the solution itself.
+A check cell calls these in the order in which a learner should meet the faults. The first that fails ends the cell with
+one message; nothing printed is ever the solution itself.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,37 +16,32 @@ class NotYet(AssertionError):
         return [f"Not yet. {self}"]
 
 
-def _numbers(value, what: str) -> np.ndarray:
-    if value is None:
-        raise NotYet(f"{what}: your function gave back None. Does it end with `return`?")
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
+def number(f: Callable, *arguments) -> float:
+    """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
+    what = f"{f.__name__}({', '.join(map(repr, arguments))})"
     try:
-        return np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
-        raise NotYet(f"{what}: expected a number or an array of numbers, not {type(value).__name__}.") from None
-
-
-def _diagnosis(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> str:
-    """The commonest slips, recognised by the numbers alone."""
-
-    def same(a, b) -> bool:
-        return a.shape == b.shape and np.allclose(a, b, rtol=rtol, atol=atol)
-
-    if same(-got, want):
-        return "The size is right and the sign is wrong."
-    if got.ndim == 2 and same(got.T, want):
-        return "This is the transpose of the answer."
-    return ""
+        value = f(*arguments)
+    except NotImplementedError as error:
+        line = f"Not yet. {error}"
+        error._render_traceback_ = lambda: [line]
+        raise
+    except Exception as error:
+        raise NotYet(f"{what} stopped with {type(error).__name__}: {error}") from error
+    found = _numbers(value, what)
+    if found.shape != ():
+        raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")
+    if not np.isfinite(found):
+        raise NotYet(f"{what} is {float(found)}, not a finite number.")
+    return float(found)
 
 
 def close(got, want, what: str, *, hint: str = "", rtol: float = 1e-6, atol: float = 1e-9) -> None:
     """|got − want| ≤ atol + rtol·|want| in every entry, or a message that names `what` and gives the `hint`."""
     got, want = _numbers(got, what), _numbers(want, "the expected value")
     if got.shape != want.shape:
-        raise NotYet(f"{what}: the shape is {got.shape}, it should be {want.shape}. {hint}".rstrip())
+        raise NotYet(f"{what}: the shape is {got.shape}, it should be {want.shape}.")
     if not np.all(np.isfinite(got)):
-        raise NotYet(f"{what}: the answer holds NaN or infinite values. {hint}".rstrip())
+        raise NotYet(f"{what}: the answer holds NaN or infinite values.")
     if np.allclose(got, want, rtol=rtol, atol=atol):
         print(f"✓ {what}")
         return
@@ -59,3 +56,28 @@ def that(condition: bool, what: str, *, hint: str = "") -> None:
     if not condition:
         raise NotYet(f"{what}: this does not hold. {hint}".rstrip())
     print(f"✓ {what}")
+
+
+def _numbers(value, what: str) -> np.ndarray:
+    if value is None:
+        raise NotYet(f"{what}: your function gave back None. Does it end with `return`?")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    try:
+        found = np.asarray(value)
+        if np.iscomplexobj(found):
+            raise NotYet(f"{what}: expected real numbers, not complex ones.")
+        return found.astype(float)
+    except (TypeError, ValueError):
+        raise NotYet(f"{what}: expected a number or an array of numbers, not {type(value).__name__}.") from None
+
+
+def _diagnosis(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> str:
+    """The commonest slips, recognised by the numbers alone."""
+    if np.allclose(-got, want, rtol=rtol, atol=atol):
+        return "The size is right and the sign is wrong."
+    if got.ndim == 2 and got.T.shape == want.shape and np.allclose(got.T, want, rtol=rtol, atol=atol):
+        return "This is the transpose of the answer."
+    if got.ndim == 0 and got and want:
+        return f"Yours is {got / want:.4g} times the answer."
+    return ""

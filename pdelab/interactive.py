@@ -239,7 +239,7 @@ def _row(label: str, values: list, at: int) -> str:
 
 
 def _text(value) -> str:
-    return f"{value:.4g}".replace("-", "−") if isinstance(value, float) else str(value)
+    return f"{value:.3g}".replace("-", "−") if isinstance(value, float) else str(value)
 
 
 def _svg(figure: Figure) -> ET.Element:

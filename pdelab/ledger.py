@@ -1,11 +1,14 @@
 """The ledger: every claim of the two papers, and the verdict that the evidence gives.
 
 `data/claims.yml` holds words, places, printed figures and, for each claim, the name of a rule. The evidence is in the
-Results: measured figures with their controls, attacks on a theorem, outcomes of named tests. A rule turns evidence into
-a verdict. No verdict is written down anywhere.
+Results: measured figures with their controls, attacks on a theorem, findings of named tests. A rule turns evidence into
+a verdict; none is typed. One judgement is ours and stands in the claim: whether our repair adds hypotheses to the
+printed statement (`condition`) or puts another in its place (`replacement`).
 """
 
 import html
+import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,22 +26,25 @@ class Verdict(StrEnum):
     CONDITIONS = "holds with conditions"
     TRIVIAL = "trivial"
     FAILS = "fails"
+    UNDECIDED = "undecided"
     UNTESTABLE = "not testable as stated"
     UNMEASURED = "not yet measured"
 
 
 MEANINGS = {
     Verdict.HOLDS: "as printed, in everything we tried",
-    Verdict.CONDITIONS: "not as printed, but with hypotheses that we state and prove enough",
+    Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
     Verdict.TRIVIAL: "a control that knows nothing scores as well",
     Verdict.FAILS: "a counterexample or a measurement contradicts it",
+    Verdict.UNDECIDED: "measured, and the evidence allows both answers",
     Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
     Verdict.UNMEASURED: "no evidence is recorded yet",
 }
 
 KINDS = ("construction", "theorem", "measurement")
 REPAIRS = ("condition", "replacement", "none")
-SHOWS = ("printed_holds", "printed_fails", "repair_holds")  # what a test marked `claim` shows when it passes
+FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
+MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,28 @@ class Claim:
         return "claim-" + slug(self.id).lower()
 
 
+class Printed(float):
+    """A figure with the digits that were printed: 0.970 is not 0.97."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose decimal numbers remember how they were written."""
+
+
+def _printed_float(loader: _Loader, node: yaml.ScalarNode) -> Printed:
+    value = Printed(loader.construct_yaml_float(node))
+    value.text = node.value
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _printed_float)
+
+
 def slug(claim_id: str) -> str:
     """A claim's id as part of a file name or an address: P1-eq6/7 becomes P1-eq6-7."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", claim_id)
@@ -76,67 +104,95 @@ def check_name(claim_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A claim with what its rule made of the evidence."""
+class Ruling:
+    """What a rule makes of the evidence; `repaired`: our corrected statement was tested too and stood."""
 
-    claim: Claim
     verdict: Verdict
     because: str
-    sources: tuple[str, ...] = ()  # the tests or the experiment that gave the evidence
+    repaired: bool = False
 
 
-# Rules: (claim, results) -> (verdict, reason in words). Evidence was recorded, so `results` is never empty.
+@dataclass(frozen=True)
+class Outcome:
+    """A claim and its ruling, with the tests or the experiment that gave the evidence."""
+
+    claim: Claim
+    ruling: Ruling
+    sources: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.ruling.verdict
 
 
-def checked(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """Named tests decide. Each shows that the printed form holds, that it fails, or that the repair holds."""
-    shown = {name: sum(int(r.figures[name]) for r in results) for name in SHOWS}
-    broken = sum(int(r.figures["failed"]) for r in results)
-    words = _listed(
-        (shown["printed_holds"], "for the printed form"),
-        (shown["printed_fails"], "against it"),
-        (shown["repair_holds"], "for the repair"),
-        (broken, "did not pass"),
+# Rules: (claim, results) -> Ruling. They are asked only where evidence was recorded, so `results` is never empty.
+
+
+def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Named tests decide: each finds that the printed form holds or fails, or the same of our repair."""
+    found = {name: sum(int(r.figures[name]) for r in results) for name in (*FINDINGS, "broken")}
+    words = "tests: " + _listed(
+        (found["printed_holds"], "for the printed form"),
+        (found["printed_fails"], "against it"),
+        (found["repair_holds"], "for the repair"),
+        (found["repair_fails"], "against the repair"),
+        (found["undecided"], "undecided"),
+        (found["broken"], "did not run"),
     )
-    words = f"tests: {words}"
-    if broken:
-        return Verdict.UNMEASURED, words
-    if shown["printed_fails"]:
-        mended = shown["repair_holds"] and claim.repair == "condition"
-        return (Verdict.CONDITIONS if mended else Verdict.FAILS), words
-    if shown["printed_holds"]:
-        return Verdict.HOLDS, words
-    return Verdict.UNMEASURED, words
+    repaired = found["repair_holds"] > 0 and found["repair_fails"] == 0
+    if found["broken"]:
+        return Ruling(Verdict.UNMEASURED, words)
+    if found["printed_fails"]:
+        return Ruling(_fallen(claim, repaired), words, repaired)
+    if found["undecided"]:
+        return Ruling(Verdict.UNDECIDED, words, repaired)
+    return Ruling(Verdict.HOLDS if found["printed_holds"] else Verdict.UNMEASURED, words, repaired)
 
 
-def attacked(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """An adversary searched for violations of the printed and of the corrected statement."""
+def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """An adversary searched for violations of the printed, of the corrected and, as a control, of a false statement."""
 
     def total(name: str) -> int:
-        return sum(int(r.figures[name]) for r in results)
+        return sum(int(r.figures.get(name, 0)) for r in results)
 
-    violations, attempts = total("printed_violations"), total("printed_attempts")
-    words = f"printed: {violations} violations in {attempts} attempts"
-    repaired = False
-    if claim.repair != "none":
-        broken, tried = total("corrected_violations"), total("corrected_attempts")
-        repaired = broken == 0 and tried > 0
-        words += f"; corrected: {broken} in {tried}"
-    if attempts == 0:
-        return Verdict.UNMEASURED, words
-    if violations == 0:
-        return Verdict.HOLDS, words
-    return (Verdict.CONDITIONS if repaired and claim.repair == "condition" else Verdict.FAILS), words
+    printed, corrected, control = (
+        (total(f"{s}_violations"), total(f"{s}_attempts")) for s in ("printed", "corrected", "control")
+    )
+    words = "violations: " + "; ".join(
+        f"{broken} in {tried} attempts on the {statement}"
+        for statement, (broken, tried) in (("printed", printed), ("corrected", corrected), ("false control", control))
+        if tried
+    )
+    if not control[0]:
+        return Ruling(Verdict.UNMEASURED, f"{words}; the search broke no false statement, so it proves nothing")
+    repaired = corrected[0] == 0 and corrected[1] > 0
+    if printed[0]:
+        return Ruling(_fallen(claim, repaired), words, repaired)
+    return Ruling(Verdict.HOLDS if printed[1] else Verdict.UNMEASURED, words, repaired)
+
+
+def _fallen(claim: Claim, repaired: bool) -> Verdict:
+    """The printed statement fell: it holds with conditions if our repair only adds hypotheses, and stood."""
+    return Verdict.CONDITIONS if repaired and claim.repair == "condition" else Verdict.FAILS
 
 
 def _layers(summary: Summary | list[Summary]) -> list[Summary]:
     return summary if isinstance(summary, list) else [summary]
 
 
-def _compared(claim: Claim, results: Sequence[Result], passes: Callable) -> tuple[Verdict, str]:
-    """`passes(low, high, printed)` for ours; trivial when the control passes too. Lists are compared layer by layer."""
+def _compared(claim: Claim, results: Sequence[Result], passes: Callable[[Summary, float], bool | None]) -> Ruling:
+    """`passes` says of an interval and a printed figure: yes, no, or None where the interval allows both.
+
+    Every layer of a list must pass. The verdict is trivial when the control passes as well, and undecided when either
+    interval allows both answers, seeds are few or most runs diverged.
+    """
     evidence = claim.evidence
-    printed = claim.printed[evidence["printed"]] if "printed" in evidence else 0.0
+    finished = [r for r in results if r.status == "finished"]
+    diverged = len(results) - len(finished)
+    if len(finished) < MIN_SEEDS or diverged > len(finished):
+        count = f"{len(finished)} finished seeds, {diverged} not"
+        return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
+    printed = claim.printed[evidence["printed"]] if claim.rule != "greater" else 0.0
     ours = _layers(summarise(results, evidence["figure"]))
     control = _layers(summarise(results, evidence["control"], control=True))
     targets = printed if isinstance(printed, list) else [printed] * len(ours)
@@ -144,42 +200,52 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Callable) -> tupl
         raise ValueError(
             f"claim {claim.id}: {len(ours)} values are ours, {len(control)} control, {len(targets)} printed"
         )
+    if any(math.isnan(s.mean) for s in (*ours, *control)):
+        raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
 
-    def all_pass(summaries: list[Summary]) -> bool:
-        return all(s.seeds > 0 and passes(s, target) for s, target in zip(summaries, targets, strict=True))
+    def all_pass(summaries: list[Summary]) -> bool | None:
+        answers = [passes(s, target) for s, target in zip(summaries, targets, strict=True)]
+        return False if False in answers else None if None in answers else True
 
     words = f"ours {_shown(ours)}; {evidence['control'].replace('_', ' ')} {_shown(control)}"
-    if any(s.seeds + s.diverged < 2 for s in ours):
-        return Verdict.UNMEASURED, f"{words}; one seed decides nothing"
-    if not all_pass(ours):
-        return Verdict.FAILS, words
-    return (Verdict.TRIVIAL if all_pass(control) else Verdict.HOLDS), words
+    mine, theirs = all_pass(ours), all_pass(control)
+    if mine is False:
+        return Ruling(Verdict.FAILS, words)
+    if mine is None or theirs is None:
+        return Ruling(Verdict.UNDECIDED, words)
+    return Ruling(Verdict.TRIVIAL if theirs else Verdict.HOLDS, words)
 
 
-def reproduced(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """Our mean is the printed figure within `tolerance`, and the control's mean is not."""
+def reproduced(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our interval lies within `tolerance` of the printed figure, and the control's does not."""
     tolerance = claim.evidence["tolerance"]
-    return _compared(claim, results, lambda s, target: abs(s.mean - target) <= tolerance)
+
+    def passes(s: Summary, target: float) -> bool | None:
+        if target - tolerance <= s.low and s.high <= target + tolerance:
+            return True
+        return False if s.high < target - tolerance or s.low > target + tolerance else None
+
+    return _compared(claim, results, passes)
 
 
-def at_least(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """The lower end of our interval reaches the printed threshold, and the control's does not."""
-    return _compared(claim, results, lambda s, target: s.low >= target)
+def at_least(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval reaches the printed threshold, and the control's does not."""
+    return _compared(claim, results, lambda s, target: s.low >= target or (False if s.high < target else None))
 
 
-def at_most(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """The upper end of our interval stays below the printed threshold, and the control's does not."""
-    return _compared(claim, results, lambda s, target: s.high <= target)
+def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval stays at or below the printed threshold, and the control's does not."""
+    return _compared(claim, results, lambda s, target: s.high <= target or (False if s.low > target else None))
 
 
-def greater(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
+def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
     """The stated difference is above zero with its whole interval, and the control's is not."""
-    return _compared(claim, results, lambda s, _target: s.low > 0)
+    return _compared(claim, results, lambda s, _target: s.low > 0 or (False if s.high <= 0 else None))
 
 
-def untestable(claim: Claim, results: Sequence[Result]) -> tuple[Verdict, str]:
+def untestable(claim: Claim, results: Sequence[Result]) -> Ruling:
     """Nothing printed can be tested; the entry gives the reason."""
-    return Verdict.UNTESTABLE, claim.reason
+    return Ruling(Verdict.UNTESTABLE, claim.reason)
 
 
 RULES: dict[str, tuple[Callable, tuple[str, ...]]] = {
@@ -189,7 +255,7 @@ RULES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "at_least": (at_least, ("measurement",)),
     "at_most": (at_most, ("measurement",)),
     "greater": (greater, ("measurement",)),
-    "untestable": (untestable, ("construction", "theorem")),
+    "untestable": (untestable, KINDS),
 }
 
 
@@ -206,7 +272,9 @@ def _shown(summaries: list[Summary]) -> str:
 def read_claims(path: Path | str | None = None) -> list[Claim]:
     """The entries of claims.yml, each checked; a fault is a ValueError that names the claim and the field."""
     path = Path(path) if path is not None else data_folder() / "claims.yml"
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    entries = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{path.name} must be a list of entries, each with fields such as id, title and rule")
     claims = [_claim(entry) for entry in entries]
     twice = [claim_id for claim_id, n in Counter(c.id for c in claims).items() if n > 1]
     if twice:
@@ -215,48 +283,69 @@ def read_claims(path: Path | str | None = None) -> list[Claim]:
 
 
 def _claim(entry: dict) -> Claim:
-    claim_id = entry.get("id", "an entry without id")
-    known = set(Claim.__dataclass_fields__)
+    name = f"claim {entry.get('id', '(an entry without id)')}"
+    known = Claim.__dataclass_fields__
     if "verdict" in entry:
-        raise ValueError(f"claim {claim_id}: a verdict is computed from evidence; remove the field 'verdict'")
-    if unknown := set(entry) - known:
-        raise ValueError(f"claim {claim_id}: unknown fields {sorted(unknown)}; known are {sorted(known)}")
-    needed = {"id", "title", "where", "kind", "says", "chapter", "rule"}
-    if missing := needed - set(entry):
-        raise ValueError(f"claim {claim_id}: the fields {sorted(missing)} are missing")
+        raise ValueError(f"{name}: a verdict is computed from evidence; remove the field 'verdict'")
+    if unknown := set(entry) - set(known):
+        raise ValueError(f"{name}: unknown fields {sorted(unknown)}; known are {sorted(known)}")
+    if missing := {"id", "title", "where", "kind", "says", "chapter", "rule"} - set(entry):
+        raise ValueError(f"{name}: the fields {sorted(missing)} are missing")
+    wrong = [key for key, value in entry.items() if not isinstance(value, known[key].type)]
+    if wrong:
+        raise ValueError(f"{name}: {wrong[0]} must be a {known[wrong[0]].type.__name__}; not {entry[wrong[0]]!r}")
     claim = Claim(**entry)
-    if claim.kind not in KINDS:
-        raise ValueError(f"claim {claim_id}: kind must be one of {', '.join(KINDS)}; not {claim.kind!r}")
-    if claim.rule not in RULES:
-        raise ValueError(f"claim {claim_id}: unknown rule {claim.rule!r}; the rules are {', '.join(RULES)}")
+    for option, given, allowed in (
+        ("kind", claim.kind, KINDS),
+        ("rule", claim.rule, tuple(RULES)),
+        ("repair", claim.repair, REPAIRS),
+    ):
+        if given not in allowed:
+            raise ValueError(f"{name}: unknown {option} {given!r}; it must be one of {', '.join(allowed)}")
     if claim.kind not in RULES[claim.rule][1]:
-        raise ValueError(f"claim {claim_id}: the rule {claim.rule} is not for a {claim.kind}")
-    if claim.repair not in REPAIRS:
-        raise ValueError(f"claim {claim_id}: repair must be one of {', '.join(REPAIRS)}; not {claim.repair!r}")
+        raise ValueError(f"{name}: the rule {claim.rule} is not for a {claim.kind}")
     if (claim.repair != "none") != bool(claim.corrected):
-        raise ValueError(f"claim {claim_id}: 'corrected' goes with a repair, and a repair with 'corrected'")
+        raise ValueError(f"{name}: 'corrected' goes with a repair, and a repair with 'corrected'")
     if (claim.rule == "untestable") != bool(claim.reason):
-        raise ValueError(f"claim {claim_id}: 'reason' goes with the rule untestable, and the other way round")
+        raise ValueError(f"{name}: 'reason' goes with the rule untestable, and the other way round")
+    if claim.evidence:
+        _check_evidence(name, claim)
     return claim
+
+
+def _check_evidence(name: str, claim: Claim) -> None:
+    """Evidence must name all that its rule reads."""
+    needed = {"experiment"}
+    if claim.kind == "measurement":
+        needed |= {"figure", "control"}
+        needed |= {"printed"} if claim.rule != "greater" else set()
+        needed |= {"tolerance"} if claim.rule == "reproduced" else set()
+    if missing := needed - set(claim.evidence):
+        raise ValueError(f"{name}: evidence needs {sorted(missing)} for the rule {claim.rule}")
+    if "printed" in needed and claim.evidence["printed"] not in claim.printed:
+        raise ValueError(
+            f"{name}: evidence names the printed figure {claim.evidence['printed']!r}, which 'printed' lacks"
+        )
 
 
 def judge(claim: Claim, store: Store | None = None) -> Outcome:
     """The claim's rule over its recorded evidence; `not yet measured` where none is recorded.
 
-    A construction's evidence are the outcomes of its tests, recorded as check-ID; the other kinds name their experiment
+    A construction's evidence are the findings of its tests, recorded as check-ID; the other kinds name their experiment
     in `evidence: {experiment, scale, …}`.
     """
     store = store or Store()
     rule = RULES[claim.rule][0]
     if claim.rule == "untestable":
-        results = []
-    else:
-        experiment = check_name(claim.id) if claim.kind == "construction" else claim.evidence.get("experiment")
-        results = store.load(experiment, claim.evidence.get("scale")) if experiment else []
-        if not results:
-            return Outcome(claim, Verdict.UNMEASURED, "no evidence is recorded yet")
+        return Outcome(claim, rule(claim, []))
+    experiment = check_name(claim.id) if claim.kind == "construction" else claim.evidence.get("experiment")
+    results = store.load(experiment, claim.evidence.get("scale")) if experiment else []
+    if not results:
+        return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
+    if len({r.scale for r in results}) > 1:
+        raise ValueError(f"claim {claim.id}: {experiment} is recorded at several scales; name one in evidence: scale")
     sources = [name for r in results for name in r.configuration.get("tests", [r.experiment])]
-    return Outcome(claim, *rule(claim, results), tuple(dict.fromkeys(sources)))
+    return Outcome(claim, rule(claim, results), tuple(dict.fromkeys(sources)))
 
 
 def judge_all(claims: Iterable[Claim] | None = None, store: Store | None = None) -> list[Outcome]:
@@ -294,17 +383,19 @@ def _printed(claim: Claim) -> str:
 
 def _details(outcome: Outcome) -> str:
     """The rows that the box and the ledger share: label and text, empty ones left out."""
-    claim = outcome.claim
+    claim, ruling = outcome.claim, outcome.ruling
+    fallen = ruling.verdict in (Verdict.FAILS, Verdict.CONDITIONS)
+    instead = "True instead" if ruling.repaired else "Proposed instead, not yet tested"
     rows = [
         ("Claim", _typeset(claim.says)),
         ("Printed figure", _typeset(_printed(claim))),
-        ("True instead", _typeset(claim.corrected) if outcome.verdict in (Verdict.FAILS, Verdict.CONDITIONS) else ""),
+        (instead, _typeset(claim.corrected) if fallen else ""),
         ("How we test it", _typeset(claim.protocol)),
         ("Control", _typeset(claim.control)),
-        ("Evidence", _typeset(outcome.because)),
+        ("Evidence", _typeset(ruling.because)),
         ("From", "<br>".join(f"<code>{html.escape(source)}</code>" for source in outcome.sources)),
         ("Chapter", f'<span class="chapter">{claim.chapter}</span>'),
-        ("Rule", f"<code>{claim.rule}</code>: {_typeset((RULES[claim.rule][0].__doc__ or '').strip())}"),
+        ("Rule", f"<code>{claim.rule}</code>: {_typeset(inspect.getdoc(RULES[claim.rule][0])).replace('`', '')}"),
     ]
     return "".join(f"<dt>{label}</dt><dd>{text}</dd>" for label, text in rows if text)
 
@@ -323,7 +414,7 @@ def box(*claim_ids: str, store: Store | None = None) -> Page:
     ]
     return Page(
         f'<div class="mathjax_process">{"".join(parts)}</div>',
-        "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.because})" for o in outcomes),
+        "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes),
     )
 
 

@@ -1,22 +1,24 @@
 """Evidence for the ledger, nothing skipped in CI, and patience with slow outputs."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import nbval.plugin
 import pytest
+import torch
 
-from pdelab.ledger import SHOWS, check_name
+from pdelab.ledger import FINDINGS, check_name
 from pdelab.results import Result, Store
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record-claims", action="store_true", help="store the outcomes of the tests marked `claim`")
+    parser.addoption("--record-claims", action="store_true", help="store what the tests marked `claim` find")
 
 
 def pytest_configure(config):
-    config.claim_outcomes = defaultdict(dict)  # claim id -> {node id: (shows, passed)}
+    config.findings = defaultdict(dict)  # claim id -> {test: set of findings}
     config.skipped = []
+    torch.set_num_threads(1)  # the tensors of the tests are small, and two threads get in each other's way
     # nbval gives a cell's last output 5 s to arrive, which a busy machine can miss
     initialise = nbval.plugin.IPyNbCell.__init__
 
@@ -27,21 +29,47 @@ def pytest_configure(config):
     nbval.plugin.IPyNbCell.__init__ = patient
 
 
+def test_name(item) -> str:
+    """A test with several parameters is one test."""
+    return item.nodeid.split("[")[0]
+
+
+@pytest.fixture
+def evidence(request):
+    """What a test marked `claim` found: evidence("printed", holds=…, fails=…), or "repair" for our statement.
+
+    Neither is the finding `undecided`. The test fails if the finding is not the recorded one: the ledger would lie.
+    """
+    (claim_id,) = request.node.get_closest_marker("claim").args
+
+    def report(statement: str, *, holds: bool, fails: bool) -> None:
+        assert not (holds and fails), "holds and fails exclude each other"
+        finding = f"{statement}_holds" if holds else f"{statement}_fails" if fails else "undecided"
+        request.config.findings[claim_id].setdefault(test_name(request.node), set()).add(finding)
+        if not request.config.option.record_claims:
+            recorded = [
+                r.configuration["tests"].get(test_name(request.node)) for r in Store().load(check_name(claim_id))
+            ]
+            assert recorded == [finding], f"found {finding}, recorded is {recorded}: look why, then make record"
+
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.skipped:
         item.config.skipped.append(item.nodeid)
-    if report.when == "call":
+    if report.failed:
         for mark in item.iter_markers("claim"):
-            item.config.claim_outcomes[mark.args[0]][item.nodeid] = (mark.kwargs["shows"], report.passed)
+            item.config.findings[mark.args[0]].setdefault(test_name(item), set()).add("broken")
     return report
 
 
 def pytest_sessionfinish(session):
     if session.config.option.record_claims:
-        for claim_id, outcomes in session.config.claim_outcomes.items():
-            record(claim_id, outcomes)
+        for claim_id, tests in session.config.findings.items():
+            record(claim_id, tests)
     if session.config.skipped and os.environ.get("CI") == "true":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -51,15 +79,11 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"Nothing may be skipped in CI, {len(config.skipped)} tests were.", red=True)
 
 
-def record(claim_id: str, outcomes: dict) -> None:
-    figures = {shows: sum(s == shows and passed for s, passed in outcomes.values()) for shows in SHOWS}
-    Store().save(
-        Result(
-            experiment=check_name(claim_id),
-            configuration={"tests": {node: shows for node, (shows, _) in sorted(outcomes.items())}},
-            scale="tests",
-            seed=0,
-            status="finished",
-            figures=figures | {"failed": sum(not passed for _, passed in outcomes.values())},
-        )
-    )
+def record(claim_id: str, tests: dict[str, set]) -> None:
+    def together(findings: set) -> str:
+        return "broken" if "broken" in findings else findings.copy().pop() if len(findings) == 1 else "undecided"
+
+    found = {test: together(findings) for test, findings in sorted(tests.items())}
+    counted = Counter(found.values())
+    figures = {name: counted[name] for name in (*FINDINGS, "broken")}
+    Store().save(Result(check_name(claim_id), {"tests": found}, "tests", 0, "finished", figures))

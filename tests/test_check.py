@@ -27,6 +27,8 @@ def test_a_right_answer_is_confirmed_in_words(capsys):
         (-3.0, 3.0, "the sign is wrong"),
         ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 3.0], [2.0, 4.0]], "transpose"),
         ([1.0, 5.0], [1.0, 4.0], "you have 5 at index (1,), it should be 4"),
+        (1j, 1.0, "not complex"),
+        (3e-6, 3.0, "Yours is 1e-06 times the answer"),
     ],
 )
 def test_a_wrong_answer_hears_what_is_wrong(got, want, words):
@@ -48,9 +50,31 @@ def test_a_notebook_shows_one_line_instead_of_a_traceback():
     assert check.NotYet("the rate: wrong")._render_traceback_() == ["Not yet. the rate: wrong"]
 
 
-def test_a_stub_speaks_for_itself():
-    def stub():
-        raise NotImplementedError("f is yours to write")
+def stub(k):
+    raise NotImplementedError("f is yours to write")
 
-    with pytest.raises(NotImplementedError, match="yours to write"):
-        check.close(stub(), 1.0, "f")
+
+def test_a_stub_speaks_for_itself_in_one_line():
+    with pytest.raises(NotImplementedError, match="yours to write") as caught:
+        check.number(stub, 1)
+    assert caught.value._render_traceback_() == ["Not yet. f is yours to write"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda k: None, "Does it end with `return`"),
+        (lambda k: (9.8,), r"should be one number; you give back tuple of shape \(1,\)"),
+        (lambda k: "9.8 s", "not str"),
+        (lambda k: np.nan, "is nan, not a finite number"),
+        (lambda k: 1 / (k - 3), "stopped with ZeroDivisionError: division by zero"),
+        (lambda k: 1j, "not complex"),
+    ],
+)
+def test_whatever_an_answer_does_is_said_in_one_sentence(answer, words):
+    with pytest.raises(check.NotYet, match=words):
+        check.number(answer, 3)
+
+
+def test_a_number_in_any_dress_is_a_number():
+    assert [check.number(lambda k, v=v: v, 0) for v in (2, 2.0, np.float32(2), torch.tensor(2.0))] == [2.0] * 4

@@ -16,6 +16,7 @@ ORDER = [
     "solver",
     "results",
     "experiments.heat_ends",
+    "experiments.start_tokens",
     "ledger",
     "plots",
     "interactive",

@@ -51,7 +51,8 @@ def link_pages(markup: str, pages: set[str]) -> str:
 
     def chapter(match: re.Match) -> str:
         name = match[1]
-        return f'<a href="{name}.html">{name}</a>' if f"book/{name}" in pages else match[0]
+        words = name.replace("_", " ")
+        return f'<a href="{name}.html">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
 
     markup = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', markup)
     return re.sub(r'<span class="chapter">(\w+)</span>', chapter, markup)

@@ -9,19 +9,48 @@ A copy in work/ that exists already is yours and is never written over.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 from exercises import BOOK, ROOT, sources, student_edition
+from pybtex.database import parse_file
 
 EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 
 
 def edition(name: str, which: str):
     """From the executed notebook, which is the instructor edition, so that figures show before anything is run."""
-    return EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+    notebook = EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+    bibliography = parse_file(str(BOOK / "references.bib")).entries
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = readable(cell.source, bibliography)
+    return notebook
+
+
+def readable(text: str, bibliography) -> str:
+    """Citations and links to pages as words: JupyterLab has neither the bibliography nor the other pages."""
+
+    def cited(match: re.Match) -> str:
+        form, names = match[1], []
+        for key in match[2].split(","):
+            entry = bibliography[key.strip()]
+            people = [" ".join(person.last_names) for person in entry.persons["author"]]
+            who = people[0] + (f" and {people[1]}" if len(people) == 2 else " et al." if len(people) > 2 else "")
+            names.append(f"{who} ({entry.fields['year']})" if form == "t" else f"{who}, {entry.fields['year']}")
+        return "; ".join(names) if form == "t" else f"({'; '.join(names)})"
+
+    def page(match: re.Match) -> str:
+        if match[1]:
+            return f"*{match[1]}*"
+        heading = re.search(r"^# (.+)$", (BOOK / f"{match[2]}.md").read_text(encoding="utf-8"), re.MULTILINE)
+        return f"*{heading[1]}*"
+
+    text = re.sub(r"\{cite:([pt])\}`([^`]+)`", cited, text)
+    return re.sub(r"\{doc\}`(?:([^`<]+) <)?([\w/]+)>?`", page, text)
 
 
 def write_all(folder: Path, which: str, *, keep: bool) -> None:

@@ -1,4 +1,4 @@
-"""Record the evidence that the ledger reads: seeds of the experiments, and outcomes of the tests marked `claim`.
+"""Record the evidence that the ledger reads: seeds of the experiments, and findings of the tests marked `claim`.
 
 python tools/record.py
 """
@@ -6,16 +6,22 @@ python tools/record.py
 import subprocess
 import sys
 
-from pdelab.experiments import heat_ends
+import torch
+
+from pdelab.experiments import heat_ends, start_tokens
 from pdelab.results import Store
 
+EXPERIMENTS = (heat_ends, start_tokens)
 SEEDS = range(5)
 
 
 def main() -> int:
+    torch.set_num_threads(1)  # the models are small, and two threads get in each other's way
     store = Store()
-    for seed in SEEDS:
-        print(f"heat_ends, seed {seed}: {store.save(heat_ends.run(seed)).name}", flush=True)
+    for experiment in EXPERIMENTS:
+        for seed in SEEDS:
+            path = store.save(experiment.run(seed))
+            print(f"recorded {path.relative_to(store.folder)}", flush=True)
     tests = subprocess.run([sys.executable, "-m", "pytest", "tests", "-q", "-m", "claim", "--record-claims"])
     if tests.returncode:
         return tests.returncode

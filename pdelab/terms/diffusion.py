@@ -31,4 +31,6 @@ class Diffusion(Term):
     def largest_step(self, tokens: int) -> float:
         """2/(D·|λ_max|): past this Δt one explicit Euler step amplifies the fastest mode that this grid carries."""
         fastest = self.coefficient * laplacian_eigenvalues(tokens, self.boundary)[-1].item()
+        if fastest > 0:
+            return 0.0  # D < 0 grows at every step
         return 2 / -fastest if fastest < 0 else math.inf
