@@ -229,13 +229,15 @@ def reproduced(claim: Claim, results: Sequence[Result]) -> Ruling:
 
 
 def at_least(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """Our whole interval reaches the printed threshold, and the control's does not."""
-    return _compared(claim, results, lambda s, target: s.low >= target or (False if s.high < target else None))
+    """Our whole interval reaches the printed threshold, less `tolerance` for rounding, and the control's does not."""
+    slack = claim.evidence.get("tolerance", 0.0)
+    return _compared(claim, results, lambda s, p: s.low >= p - slack or (False if s.high < p - slack else None))
 
 
 def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """Our whole interval stays at or below the printed threshold, and the control's does not."""
-    return _compared(claim, results, lambda s, target: s.high <= target or (False if s.low > target else None))
+    """Our whole interval keeps to the printed threshold, plus `tolerance` for rounding, and the control's does not."""
+    slack = claim.evidence.get("tolerance", 0.0)
+    return _compared(claim, results, lambda s, p: s.high <= p + slack or (False if s.low > p + slack else None))
 
 
 def greater(claim: Claim, results: Sequence[Result]) -> Ruling:

@@ -120,6 +120,7 @@ def verdict_of(store, **changes):
 
 
 EVIDENCE = {"experiment": "e", "figure": "cosine", "control": "copy", "printed": "cosine", "tolerance": 0.005}
+STRICT = {key: value for key, value in EVIDENCE.items() if key != "tolerance"}
 
 
 def spread(centre, half=0.001):
@@ -159,10 +160,18 @@ def test_reproduced_needs_the_printed_figure_and_a_control_without_it(store, our
 )
 def test_thresholds_are_met_by_the_whole_interval(store, ours, copy, verdict):
     recorded(store, paired(ours, copy))
-    assert verdict_of(store, rule="at_least", printed={"cosine": 0.97}, evidence=EVIDENCE) == verdict
+    assert verdict_of(store, rule="at_least", printed={"cosine": 0.97}, evidence=STRICT) == verdict
     recorded(store, paired([-x for x in ours], [-x for x in copy]), "mirrored")
-    evidence = EVIDENCE | {"experiment": "mirrored"}
+    evidence = STRICT | {"experiment": "mirrored"}
     assert verdict_of(store, rule="at_most", printed={"cosine": -0.97}, evidence=evidence) == verdict
+
+
+@pytest.mark.parametrize(("rule", "sign"), [("at_least", 1), ("at_most", -1)])
+def test_a_threshold_may_give_way_by_half_a_printed_digit(store, rule, sign):
+    recorded(store, paired([sign * x for x in spread(0.9699, 1e-5)], [-1.0 * sign] * 3))
+    printed = {"cosine": sign * 0.970}
+    assert verdict_of(store, rule=rule, printed=printed, evidence=STRICT | {"tolerance": 0.0005}) == "holds"
+    assert verdict_of(store, rule=rule, printed=printed, evidence=STRICT) == "fails"
 
 
 @pytest.mark.parametrize("rule", ["at_least", "reproduced"])
