@@ -22,8 +22,8 @@ test: book  ## build the book, then run every test, notebooks and browser includ
 	@$(PY) -m pytest
 	@echo "All tests passed. Next: make lab to work in the notebooks, or commit your change."
 
-lab: .venv/ready  ## open JupyterLab on your own copies in work/ (EDITION=instructor for solutions)
-	@$(PY) tools/editions.py --lab $(EDITION)
+lab: .venv/ready  ## open JupyterLab on your own copies in work/ (EDITION=instructor for solutions, LAB=--no-browser)
+	@$(PY) tools/editions.py --lab $(EDITION) -- $(LAB)
 
 notebooks: .venv/ready  ## run the text sources into the committed notebooks (CHAPTER=name for one)
 	@$(PY) tools/notebooks.py $(CHAPTER)

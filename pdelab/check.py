@@ -63,6 +63,9 @@ def _numbers(value, what: str) -> np.ndarray:
         raise NotYet(f"{what}: your function gave back None. Does it end with `return`?")
     if hasattr(value, "detach"):
         value = value.detach().cpu()
+        value = value if value.is_complex() else value.double()
+    if isinstance(value, str):
+        raise NotYet(f"{what}: expected a number or an array of numbers, not str.")
     try:
         found = np.asarray(value)
         if np.iscomplexobj(found):

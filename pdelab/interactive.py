@@ -11,7 +11,9 @@ import inspect
 import io
 import itertools
 import json
+import math
 import re
+import sys
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,9 +63,7 @@ class Explorer:
         if not sliders:
             raise ValueError("explore needs at least one slider, for example explore(draw, t=[0, 1, 2])")
         self.values = {name: _values(name, values) for name, values in sliders.items()}
-        count = 1
-        for values in self.values.values():
-            count *= len(values)
+        count = math.prod(len(values) for values in self.values.values())
         if count > MAX_FRAMES:
             sizes = " × ".join(f"{len(v)} {k}" for k, v in self.values.items())
             raise ValueError(f"the sliders make {sizes} = {count} frames; keep the product at or below {MAX_FRAMES}")
@@ -84,9 +84,9 @@ class Explorer:
         products = itertools.product(*self.values.values())
         combinations = [dict(zip(self.values, chosen, strict=True)) for chosen in products]
         figures = [self._figure(values) for values in combinations]
-        self._at_start = 0
-        for name, values in self.values.items():
-            self._at_start = self._at_start * len(values) + self.start[name]
+        if len({id(figure) for figure in figures}) < len(figures):
+            raise ValueError("draw must return a new Figure each time; it returned one and the same")
+        self._at_start = combinations.index({name: values[self.start[name]] for name, values in self.values.items()})
         self._align(figures)
         self.alts = [self._alt_text(values, figure) for values, figure in zip(combinations, figures, strict=True)]
         curves = _as_curves([_svg(figure) for figure in figures], self._at_start)
@@ -108,6 +108,8 @@ class Explorer:
                 figure = self._draw(**values)
                 if not isinstance(figure, Figure):
                     raise ValueError(f"draw without `ax` must return a Figure, not {type(figure).__name__}")
+                if "matplotlib.pyplot" in sys.modules:
+                    sys.modules["matplotlib.pyplot"].close(figure)  # or the notebook shows it once more
         self._settle(figure)
         return figure
 
@@ -141,7 +143,7 @@ class Explorer:
 
     def _alt_text(self, values: dict, figure: Figure) -> str:
         if callable(self._alt):
-            return self._alt(**values)
+            return str(self._alt(**values))
         if text := self._alt or inspect.getdoc(self._draw):
             return text
         axes = "; ".join(f"{ax.get_ylabel() or 'y'} against {ax.get_xlabel() or 'x'}" for ax in figure.axes)
@@ -157,7 +159,8 @@ class Explorer:
             "slots": self._slots,
             "frames": self._frames,
         }
-        packed = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+        # no "<" at all: "</script>" and "<!--" would both end or swallow the page around the data
+        packed = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return (
             f'<figure class="pdelab-explore" style="margin:1em 0;max-width:40em">{self._picture}{rows}{caption}'
@@ -181,14 +184,14 @@ class Explorer:
         }
 
         def redraw(_change) -> None:
-            picture.value = self.draw(**{name: control.value for name, control in controls.items()})
+            picture.value = self.picture(**{name: control.value for name, control in controls.items()})
 
         for control in controls.values():
             control.observe(redraw, names="index")
         caption = [widgets.HTML(html.escape(self.caption))] if self.caption else []
         return widgets.VBox([picture, *controls.values(), *caption])
 
-    def draw(self, **values) -> str:
+    def picture(self, **values) -> str:
         """Call draw for these slider values and give the picture as HTML; an error in draw is shown in its place."""
         try:
             figure = self._figure(values)
@@ -208,7 +211,9 @@ def _values(name: str, values: Iterable) -> list:
     """Plain Python values of a slider, at least two and all different."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"slider {name} needs a list of values, for example {name}=[0, 1, 2]; not {values!r}")
-    plain = [value.item() if hasattr(value, "item") else value for value in values]
+    plain = [value.item() if getattr(value, "shape", None) == () else value for value in values]
+    if not all(isinstance(value, int | float | str) and value == value for value in plain):
+        raise ValueError(f"slider {name} needs numbers or words; not {plain}")
     if len(plain) < 2 or len(set(plain)) < len(plain):
         raise ValueError(f"slider {name} needs at least two values, all different; not {plain}")
     return plain
@@ -239,7 +244,9 @@ def _row(label: str, values: list, at: int) -> str:
 
 
 def _text(value) -> str:
-    return f"{value:.3g}".replace("-", "−") if isinstance(value, float) else str(value)
+    if isinstance(value, str | bool):
+        return str(value)
+    return (f"{value:.3g}" if isinstance(value, float) else str(value)).replace("-", "−")
 
 
 def _svg(figure: Figure) -> ET.Element:
@@ -277,7 +284,11 @@ def _as_curves(trees: Sequence[ET.Element], at_start: int):
     """
     lists = [list(tree.iter())[1:] for tree in trees]  # the order of querySelectorAll('*')
     shapes = {tuple((e.tag, tuple(sorted(e.attrib))) for e in elements) for elements in lists}
-    if len(shapes) > 1 or any(e.tag == f"{_SVG}image" for e in lists[0]):
+    if (
+        len(shapes) > 1
+        or len({tree.get("viewBox") for tree in trees}) > 1
+        or any(e.tag == f"{_SVG}image" for e in lists[0])
+    ):
         return None
     slots = []
     for number, together in enumerate(zip(*lists, strict=True)):

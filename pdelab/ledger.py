@@ -278,10 +278,18 @@ def read_claims(path: Path | str | None = None) -> list[Claim]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path.name} must be a list of entries, each with fields such as id, title and rule")
     claims = [_claim(entry) for entry in entries]
-    twice = [claim_id for claim_id, n in Counter(c.id for c in claims).items() if n > 1]
+    twice = [ids for ids in by_anchor(claims).values() if len(ids) > 1]
     if twice:
-        raise ValueError(f"{path.name}: these ids stand twice: {', '.join(twice)}")
+        raise ValueError(f"{path.name}: these ids are the same, or look the same in a file name: {twice}")
     return claims
+
+
+def by_anchor(claims: Iterable[Claim]) -> dict[str, list[str]]:
+    """The ids behind each anchor; a second id under one anchor would share its page entry and its files."""
+    found: dict[str, list[str]] = {}
+    for claim in claims:
+        found.setdefault(claim.anchor, []).append(claim.id)
+    return found
 
 
 def _claim(entry: dict) -> Claim:
@@ -325,9 +333,9 @@ def _check_evidence(name: str, claim: Claim) -> None:
     if missing := needed - set(claim.evidence):
         raise ValueError(f"{name}: evidence needs {sorted(missing)} for the rule {claim.rule}")
     if "printed" in needed and claim.evidence["printed"] not in claim.printed:
-        raise ValueError(
-            f"{name}: evidence names the printed figure {claim.evidence['printed']!r}, which 'printed' lacks"
-        )
+        raise ValueError(f"{name}: evidence names {claim.evidence['printed']!r}, which the field 'printed' lacks")
+    if not isinstance(claim.evidence.get("tolerance", 0), int | float):  # YAML reads 1e-2 as text, 0.01 as a number
+        raise ValueError(f"{name}: tolerance must be a number such as 0.01; not {claim.evidence['tolerance']!r}")
 
 
 def judge(claim: Claim, store: Store | None = None) -> Outcome:
@@ -396,7 +404,7 @@ def _details(outcome: Outcome) -> str:
         ("Control", _typeset(claim.control)),
         ("Evidence", _typeset(ruling.because)),
         ("From", "<br>".join(f"<code>{html.escape(source)}</code>" for source in outcome.sources)),
-        ("Chapter", f'<span class="chapter">{claim.chapter}</span>'),
+        ("Chapter", f'<span class="chapter">{html.escape(claim.chapter)}</span>'),
         ("Rule", f"<code>{claim.rule}</code>: {_typeset(inspect.getdoc(RULES[claim.rule][0])).replace('`', '')}"),
     ]
     return "".join(f"<dt>{label}</dt><dd>{text}</dd>" for label, text in rows if text)
@@ -405,8 +413,9 @@ def _details(outcome: Outcome) -> str:
 def box(*claim_ids: str, store: Store | None = None) -> Page:
     """A chapter's verdict box, filled from the evidence: box("P1-eq6/7")."""
     known = {claim.id: claim for claim in read_claims()}
-    if not claim_ids or (unknown := [i for i in claim_ids if i not in known]):
-        raise ValueError(f"box needs ids of claims; unknown: {unknown if claim_ids else 'none given'}")
+    unknown = [i for i in claim_ids if i not in known]
+    if unknown or not claim_ids:
+        raise ValueError(f"box needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
     outcomes = [judge(known[i], store) for i in claim_ids]
     parts = [
         f'<section class="verdict-box" aria-label="Verdict on {o.claim.id}"><p>{_badge(o.verdict)} '

@@ -4,7 +4,8 @@ page and on paper. This module draws and computes nothing."""
 import matplotlib as mpl
 from cycler import cycler
 
-# Okabe and Ito's colours, told apart with any colour vision and, by their lightness, in grey; always in these roles.
+# Told apart with any colour vision (the first three are Okabe and Ito's), and always in these roles. In grey they are
+# close: marks and line styles tell curves apart there.
 COLOURS = {
     "transformer": "#0072B2",
     "simulator": "#D55E00",

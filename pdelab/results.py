@@ -14,7 +14,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 Figures = dict[str, float | list[float]]
@@ -27,28 +29,25 @@ class DamagedResult(ValueError):
     """A result file that is not what was written."""
 
 
+@cache
+def commit() -> str:
+    """The commit of the package's source, marked if the package was changed since; "unknown" outside a checkout."""
+    package = Path(__file__).resolve().parent
+    git = ["git", "-C", str(package)]
+    if shutil.which("git") is None:
+        return "unknown"
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    if head.returncode:
+        return "unknown"
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True).stdout
+    return head.stdout.strip() + ("-dirty" if changed else "")
+
+
 def environment() -> dict[str, str]:
-    """Where a number comes from: versions, machine and, inside a git checkout, the commit."""
-    import numpy
-    import torch
-
-    import pdelab
-
-    where = {
-        "pdelab": pdelab.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    source = Path(__file__).resolve().parents[1]
-    if (source / ".git").exists() and shutil.which("git"):
-        answer = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-        )
-        if answer.returncode == 0:
-            where["commit"] = answer.stdout.strip()
-    return where
+    """Where a number comes from: versions, machine and commit."""
+    versions = {name: version(name) for name in ("pdelab", "torch", "numpy")}
+    system = f"{platform.system()} {platform.machine()}"
+    return versions | {"python": platform.python_version(), "system": system, "commit": commit()}
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,19 @@ class Result:
     def __post_init__(self):
         for name in ("experiment", "scale"):
             value = getattr(self, name)
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(value)):
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
                 raise ValueError(f"{name} names a file, so it must be letters, digits, '.', '_' or '-'; not {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0; not {self.seed!r}")
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; not {self.status!r}")
+        for name in ("figures", "controls"):
+            for key, value in getattr(self, name).items():
+                numbers = value if isinstance(value, list) else [value]
+                if not all(isinstance(number, int | float) for number in numbers):
+                    raise ValueError(
+                        f"{name}[{key!r}] must be a number or a list of numbers, try float(…); not {value!r}"
+                    )
 
 
 def _encode(value):
@@ -145,14 +153,17 @@ class Store:
         try:
             sealed = json.loads(path.read_text(encoding="utf-8"))
             content, seal = sealed["result"], sealed["sha256"]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            intact = _seal(content) == seal
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, not ours, or a number that JSON does not have
             raise DamagedResult(f"{path} is not a whole result file ({error}); {again}") from error
-        if _seal(content) != seal:
+        if not intact:
             raise DamagedResult(f"{path} was changed after it was written (its checksum differs); {again}")
-        if content.keys() != {f.name for f in fields(Result)}:
-            raise DamagedResult(f"{path} does not have the fields of a Result; {again}")
-        result = Result(**_decode(content))
-        if path != self.path(result.experiment, result.scale, result.seed):
+        try:
+            result = Result(**_decode(content))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedResult(f"{path} does not hold a Result ({error}); {again}") from error
+        place = self.path(result.experiment, result.scale, result.seed)
+        if path.parts[-2:] != place.parts[-2:]:
             raise DamagedResult(f"{path} holds {result.experiment}, {result.scale}, seed {result.seed}; {again}")
         return result
 
@@ -222,6 +233,8 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError("results is empty; record the experiment first")
     if len({(r.experiment, r.scale, json.dumps(_encode(r.configuration), sort_keys=True)) for r in results}) > 1:
         raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
+    if unfinished := [r.seed for r in results if r.status == "interrupted"]:
+        raise ValueError(f"results holds interrupted runs (seeds {unfinished}); finish them or leave them out")
     finished = [r for r in results if r.status == "finished"]
     diverged = sum(r.status == "diverged" for r in results)
     tables = [r.controls if control else r.figures for r in finished]

@@ -76,6 +76,7 @@ esac"""
     [
         ("ERROR: Failed to establish a new connection: Name or service not known", "check the network connection"),
         ("ERROR: No space left on device", "could not be installed"),
+        ("ERROR: ResolutionImpossible: for help visit the documentation", "could not be installed"),
     ],
 )
 def test_a_failed_download_is_one_sentence_and_the_rest_is_in_a_log(bare, complaint, words):
@@ -88,6 +89,13 @@ def test_a_failed_download_is_one_sentence_and_the_rest_is_in_a_log(bare, compla
     assert words in said[0]
     assert complaint in (bare / ".venv" / "setup.log").read_text()
     assert not (bare / ".venv" / "ready").exists()
+
+
+def test_an_environment_without_pip_is_made_anew(bare):
+    script(bare / "bin" / "python3", FAKE_VENV.format(pip="exit 0"))
+    (bare / ".venv" / "bin").mkdir(parents=True)
+    script(bare / ".venv" / "bin" / "python", 'case "$1" in -c) exit 0;; *) exit 1;; esac')
+    assert set_up(bare) == (0, [])
 
 
 def test_python_without_venv_is_told_what_to_install(bare):

@@ -1,13 +1,12 @@
 import json
 import math
-import multiprocessing
-import os
-import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from pdelab.results import DamagedResult, Result, Store, interval, summarise, write_atomically
+from pdelab.results import DamagedResult, Result, Store, _seal, interval, summarise, write_atomically
 
 
 def result(seed=0, status="finished", figures=None, **changes):
@@ -31,7 +30,7 @@ def test_nan_survives_the_file(store):
 
 
 def test_a_result_says_where_it_comes_from():
-    assert {"pdelab", "python", "torch", "numpy", "system"} <= result().environment.keys()
+    assert {"pdelab", "python", "torch", "numpy", "system", "commit"} == result().environment.keys()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +39,7 @@ def test_a_result_says_where_it_comes_from():
         (lambda text: text[: len(text) // 2], "not a whole result file"),
         (lambda text: "", "not a whole result file"),
         (lambda text: "[1, 2]", "not a whole result file"),
+        (lambda text: text.replace('"loss": 1.0', '"loss": NaN'), "not a whole result file"),
         (lambda text: text.replace('"loss": 1.0', '"loss": 0.5'), "changed after it was written"),
         (lambda text: text.replace('"seed": 0', '"seed": 7'), "changed after it was written"),
     ],
@@ -73,24 +73,24 @@ def test_loading_sorts_seeds_and_knows_scales(store):
     assert store.load("other") == []
 
 
-def write_for_ever(path):
-    number = 0
-    while True:
-        write_atomically(path, json.dumps({"number": number, "filling": "x" * 200_000}))
-        number += 1
-
-
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     path = tmp_path / "file.json"
+    code = (
+        "import itertools, json, pathlib, sys; from pdelab.results import write_atomically\n"
+        "for n in itertools.count(): write_atomically(pathlib.Path(sys.argv[1]), json.dumps(['x' * 200_000, n]))"
+    )
     for pause in (0.05, 0.11, 0.17):
-        writer = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(path,))
-        writer.start()
+        path.unlink(missing_ok=True)
+        writer = subprocess.Popen([sys.executable, "-c", code, str(path)])
+        deadline = time.monotonic() + 60
         while not path.exists():
+            assert writer.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(pause)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
-        assert len(json.loads(path.read_text())["filling"]) == 200_000
+        writer.kill()
+        writer.wait()
+        assert len(json.loads(path.read_text())[0]) == 200_000
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
@@ -146,7 +146,39 @@ def test_what_cannot_be_averaged_is_refused():
         summarise([result(0)], "gain")
 
 
-@pytest.mark.parametrize("wrong", [{"experiment": "../up"}, {"scale": ""}, {"status": "fine"}])
-def test_a_result_with_a_wrong_name_is_refused(wrong):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"experiment": "../up"},
+        {"experiment": 5},
+        {"scale": ""},
+        {"status": "fine"},
+        {"seed": "../1"},
+        {"seed": -1},
+        {"seed": 1.5},
+        {"figures": {"loss": "low"}},
+        {"controls": {"loss": [1.0, None]}},
+    ],
+)
+def test_a_result_with_a_wrong_field_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         result(**wrong)
+
+
+def test_a_sealed_file_that_is_no_result_is_reported(store):
+    path = store.save(result())
+    content = {"experiment": "e"}
+    path.write_text(json.dumps({"sha256": _seal(content), "result": content}))
+    with pytest.raises(DamagedResult, match="does not hold a Result"):
+        store.read(path)
+
+
+def test_a_store_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Store("here").save(result())
+    assert Store("here").read(path.resolve()).seed == 0
+
+
+def test_interrupted_runs_are_not_averaged():
+    with pytest.raises(ValueError, match=r"interrupted runs \(seeds \[1\]\)"):
+        summarise([result(0), result(1, "interrupted")], "loss")

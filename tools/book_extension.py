@@ -39,7 +39,8 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code" and tagged(cell, "solution"):
             cell.metadata.tags.append("hide-cell")
-            cell.metadata["mystnb"] = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
+            prompts = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
+            cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
                 output["data"]["text/html"] = link_pages(markup, app.env.found_docs)
@@ -77,9 +78,14 @@ def finish(app, error) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
     # the download button hands out the notebook to work in: stubs, no solutions
-    for path in Path(app.outdir, "_sources", "book").glob("*.ipynb"):
-        instructor = nbformat.read(Path(app.srcdir, "book", path.name), 4)
-        nbformat.write(student_edition(instructor), path)
+    for path in Path(app.srcdir, "book").glob("*.ipynb"):
+        offered = Path(app.outdir, "_sources", "book", path.name)
+        if offered.exists():
+            nbformat.write(student_edition(nbformat.read(path, 4)), offered)
+    # a page whose source is gone would stay for ever, and be tested
+    for path in Path(app.outdir, "book").glob("*.html"):
+        if f"book/{path.stem}" not in app.env.found_docs:
+            path.unlink()
 
 
 def setup(app) -> dict:

@@ -2,7 +2,7 @@
 
     python tools/editions.py                     both editions, to _build/editions/
     python tools/editions.py --lab student       your own copies in work/, then JupyterLab
-    python tools/editions.py --lab instructor --no-browser
+    python tools/editions.py --lab instructor -- --no-browser
 
 A copy in work/ that exists already is yours and is never written over.
 """
@@ -17,6 +17,8 @@ from pathlib import Path
 import nbformat
 from exercises import BOOK, ROOT, sources, student_edition
 from pybtex.database import parse_file
+
+from pdelab.results import write_atomically
 
 EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 
@@ -53,22 +55,27 @@ def readable(text: str, bibliography) -> str:
     return re.sub(r"\{doc\}`(?:([^`<]+) <)?([\w/]+)>?`", page, text)
 
 
-def write_all(folder: Path, which: str, *, keep: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def write_all(folder: Path, which: str, *, keep: bool) -> list[Path]:
+    """One notebook a chapter; those that were written."""
+    written = []
     for path in sources():
         target = folder / f"{path.stem}.ipynb"
         if keep and target.exists():
             print(f"  {target.relative_to(ROOT)} is yours already, kept (delete it to start afresh)")
             continue
-        nbformat.write(edition(path.stem, which), target)
+        if not path.with_suffix(".ipynb").exists():
+            raise SystemExit(f"book/{path.stem}.ipynb is missing. Next: make notebooks CHAPTER={path.stem}")
+        write_atomically(target, nbformat.writes(edition(path.stem, which)) + "\n")
+        written.append(target)
         print(f"  {target.relative_to(ROOT)} written")
+    return written
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="student and instructor notebooks")
     parser.add_argument("--lab", choices=EDITIONS, help="prepare work/ with this edition and open JupyterLab")
-    parser.add_argument("--no-browser", action="store_true", help="start JupyterLab without opening a browser")
-    parser.add_argument("--prepare", action="store_true", help="prepare work/ only")
+    parser.add_argument("--prepare", action="store_true", help="with --lab: prepare work/ only")
+    parser.add_argument("options", nargs="*", help="with --lab: options for JupyterLab, after --")
     options = parser.parse_args()
     if options.lab is None:
         for which in EDITIONS:
@@ -76,20 +83,14 @@ def main() -> int:
         print("Next: hand out _build/editions/student, keep _build/editions/instructor.")
         return 0
     work = ROOT / "work"
-    write_all(work, options.lab, keep=True)
-    notebooks = [str(path) for path in work.glob("*.ipynb")]
-    # our own notebooks, so their stored sliders may run before a cell does
-    subprocess.run([sys.executable, "-m", "jupyter", "trust", *notebooks], check=True, stdout=subprocess.DEVNULL)
+    written = write_all(work, options.lab, keep=True)
+    if written:  # our own notebooks, so their stored sliders may run before a cell does
+        subprocess.run([sys.executable, "-m", "jupyter", "trust", *written], check=True, stdout=subprocess.DEVNULL)
     if options.prepare:
         print("Next: open work/ in JupyterLab.")
         return 0
     print("JupyterLab starts on work/, which git ignores. Stop it with Ctrl-C.", flush=True)
-    command = [sys.executable, "-m", "jupyter", "lab", str(work)] + ["--no-browser"] * options.no_browser
-    try:
-        os.execv(sys.executable, command)
-    except OSError as error:
-        print(f"JupyterLab could not be started: {error}", file=sys.stderr)
-        return 1
+    os.execv(sys.executable, [sys.executable, "-m", "jupyter", "lab", str(work), *options.options])
 
 
 if __name__ == "__main__":

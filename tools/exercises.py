@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "book"
-LABEL = re.compile(r"\{exercise(?:-start)?\}.*?:label:\s*(\S+)", re.DOTALL)
+EXERCISE = re.compile(r"^```+\{exercise(?:-start)?\}.*\n(?::label:\s*(\S+))?", re.MULTILINE)
 SAYS = "# says:"
 
 
@@ -62,8 +62,13 @@ def exercises(notebook: NotebookNode, name: str) -> list[Exercise]:
     """The exercises of a chapter's source, each complete or refused by name."""
     found: list[Exercise] = []
     for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (match := LABEL.search(cell.source)):
-            found.append(Exercise(match[1]))
+        if cell.cell_type == "markdown":
+            labels = EXERCISE.findall(cell.source)
+            if "" in labels or len(labels) > 1:
+                raise ValueError(f"{name}: an exercise needs a cell of its own and a :label: as its first option")
+            if "{solution" in cell.source and not tagged(cell, "solution"):
+                raise ValueError(f"{name}: a cell with a solution directive needs the tag 'solution'")
+            found += [Exercise(label) for label in labels]
         for tag, attribute in (("solution", "solutions"), ("check", "checks"), ("wrong", "wrong")):
             if tagged(cell, tag):
                 if not found:
@@ -78,12 +83,18 @@ def exercises(notebook: NotebookNode, name: str) -> list[Exercise]:
         if exercise.coded and len(exercise.wrong) < 2:
             raise ValueError(f"{where}: a solution in code needs at least two cells tagged 'wrong'")
         for cell in exercise.wrong:
-            if not cell.source.startswith(SAYS):
+            if not says(cell):
                 raise ValueError(f"{where}: a cell tagged 'wrong' must start with '{SAYS} words of its message'")
         for cell in exercise.solutions:
             if cell.cell_type == "code":
                 stub(cell.source, where)
     return found
+
+
+def says(cell: NotebookNode) -> str:
+    """The words that a wrong answer must hear; empty if its first line names none."""
+    first = cell.source.splitlines()[0]
+    return first.removeprefix(SAYS).strip() if first.startswith(SAYS) else ""
 
 
 def setup_cells(notebook: NotebookNode) -> list[NotebookNode]:
@@ -93,26 +104,23 @@ def setup_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def stub(source: str, where: str = "solution") -> str:
-    """The solution's functions with signature and docstring kept and the body replaced.
+    """The solution's functions with decorators, signature and docstring kept and the body replaced.
 
-    >>> print(stub('def f(x):\\n    "Twice x."\\n    return 2 * x'))
+    >>> print(stub('def f(x):\\n    return 2 * x'))
     def f(x):
-        "Twice x."
-        raise NotImplementedError("f is yours to write: replace this line, then run the check")
+        raise NotImplementedError('f is yours to write: replace this line, then run the check')
     """
-    lines, pieces = source.splitlines(), []
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.FunctionDef):
-            raise ValueError(f"{where}: a solution holds functions only; line {node.lineno} is something else")
-        first = node.body[0]
-        documented = ast.get_docstring(node) is not None
-        if not documented and first.lineno == node.lineno:
-            raise ValueError(f"{where}: write the body of {node.name} on lines of its own")
-        kept = lines[node.lineno - 1 : first.end_lineno if documented else first.lineno - 1]
-        indent = " " * first.col_offset
+    try:
+        nodes = ast.parse(source).body
+    except SyntaxError as error:
+        raise ValueError(f"{where}: the solution is not plain Python ({error})") from error
+    if not nodes or not all(isinstance(node, ast.FunctionDef) for node in nodes):
+        raise ValueError(f"{where}: a solution holds functions only, at least one")
+    for node in nodes:
         message = f"{node.name} is yours to write: replace this line, then run the check"
-        pieces.append("\n".join([*kept, f'{indent}raise NotImplementedError("{message}")']))
-    return "\n\n\n".join(pieces)
+        kept = node.body[:1] if ast.get_docstring(node) is not None else []
+        node.body = kept + ast.parse(f"raise NotImplementedError({message!r})").body
+    return "\n\n\n".join(ast.unparse(node) for node in nodes)
 
 
 def instructor_edition(notebook: NotebookNode) -> NotebookNode:

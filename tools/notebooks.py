@@ -14,7 +14,7 @@ import time
 import nbformat
 from exercises import BOOK, ROOT, instructor_edition, read_source, sources
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from pdelab.results import write_atomically
 
@@ -46,22 +46,32 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"No such chapter: {', '.join(unknown)}. There are: {', '.join(known)}.", file=sys.stderr)
         return 2
-    times = json.loads(RUN_TIMES.read_text()) if RUN_TIMES.exists() else {}
     for name in names or known:
         print(f"running book/{name}.md … ", end="", flush=True)
         started = time.perf_counter()
         try:
             notebook = execute(instructor_edition(read_source(known[name])))
-        except CellExecutionError as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             print(f"stopped. book/{name}.ipynb is unchanged.\n\n{error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print(f"interrupted. book/{name}.ipynb is unchanged; run make notebooks again to go on.", file=sys.stderr)
+            return 130
         seconds = time.perf_counter() - started
         write_atomically(BOOK / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
-        times[name] = 5 * math.ceil(seconds / 5)  # rounded up to 5 s, so that noise makes no diff
+        note_run_time(name, seconds)
         print(f"{seconds:.1f} s")
-    write_atomically(RUN_TIMES, json.dumps(dict(sorted(times.items())), indent=1) + "\n")
     print("Stored. Next: look at the diff, then make test.")
     return 0
+
+
+def note_run_time(name: str, seconds: float) -> None:
+    """Rounded up to 10 s, and changed only upwards or by half: the noise of a busy machine makes no diff."""
+    times = json.loads(RUN_TIMES.read_text()) if RUN_TIMES.exists() else {}
+    rounded, noted = 10 * math.ceil(seconds / 10), times.get(name, 0)
+    if rounded > noted or rounded <= noted / 2:
+        times[name] = rounded
+        write_atomically(RUN_TIMES, json.dumps(dict(sorted(times.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ python tools/record.py
 
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 from pdelab.experiments import heat_ends, start_tokens
 from pdelab.results import Store
 
+ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = (heat_ends, start_tokens)
 SEEDS = range(5)
 
@@ -22,7 +24,7 @@ def main() -> int:
         for seed in SEEDS:
             path = store.save(experiment.run(seed))
             print(f"recorded {path.relative_to(store.folder)}", flush=True)
-    tests = subprocess.run([sys.executable, "-m", "pytest", "tests", "-q", "-m", "claim", "--record-claims"])
+    tests = subprocess.run([sys.executable, "-m", "pytest", "tests", "-q", "-m", "claim", "--record-claims"], cwd=ROOT)
     if tests.returncode:
         return tests.returncode
     print("Recorded. Next: make notebooks, so that the pages show it.")

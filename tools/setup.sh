@@ -2,7 +2,7 @@
 # Makes .venv with the exact packages of requirements.lock and pdelab itself. `make` runs it; after an interruption it
 # goes on where it stopped. PYTHON=python3.12 chooses the interpreter.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 stop() { printf '\npdelab: %s\n' "$*" >&2; exit 1; }
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -20,12 +20,13 @@ choose_python() {
 # pip's complaints go to a log, so that the reader gets one sentence instead of a page.
 pip_install() {
     .venv/bin/python -m pip install --disable-pip-version-check --retries 2 "$@" 2>.venv/setup.log && return
-    grep -qiE 'connection|resol|timed out|unreachable' .venv/setup.log &&
+    grep -qiE 'connection|name resolution|resolve host|name or service not known|timed out|unreachable' .venv/setup.log &&
         stop "the packages could not be downloaded; check the network connection, then run the same command again (pip's own words: .venv/setup.log)."
     stop "the packages could not be installed; pip's own words are in .venv/setup.log."
 }
 
-if ! new_enough .venv/bin/python; then
+# An environment that was begun and not finished, or one without pip, is made anew.
+if ! new_enough .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python=$(choose_python)
     [ -n "$python" ] || stop "no ${PYTHON:-Python} was found; install Python 3.11 or later, then run the same command again."
     new_enough "$python" || stop "$("$python" --version 2>&1) is too old; install Python 3.11 or later (or name one: make book PYTHON=python3.12), then run the same command again."

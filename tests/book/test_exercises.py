@@ -11,10 +11,10 @@ from editions import EDITIONS, edition, readable
 from exercises import (
     BOOK,
     ROOT,
-    SAYS,
     exercises,
     instructor_edition,
     read_source,
+    says,
     setup_cells,
     sources,
     stub,
@@ -47,7 +47,7 @@ def attempts(request):
     for exercise in CODED[name]:
         answers = [("solution", "", [c.source for c in exercise.solutions if c.cell_type == "code"])]
         answers.append(("stub", "", [stub(source) for source in answers[0][2]]))
-        answers += [("wrong", c.source.splitlines()[0].removeprefix(SAYS).strip(), [c.source]) for c in exercise.wrong]
+        answers += [("wrong", says(c), [*answers[0][2], c.source]) for c in exercise.wrong]
         for kind, words, sources_ in answers:
             cells += ["\n\n".join(sources_), "\n\n".join(c.source for c in exercise.checks)]
             plan.append((exercise.label, kind, words))
@@ -84,11 +84,13 @@ def test_the_student_edition_leaks_no_solution(name):
     stored = nbformat.read(BOOK / f"{name}.ipynb", 4)
     text = "\n".join(cell.source for cell in student_edition(stored).cells)
     hidden = [cell for cell in source.cells if tagged(cell, "solution") or tagged(cell, "wrong")]
+    public = {line.strip() for cell in source.cells if cell not in hidden for line in cell.source.splitlines()}
     for cell in hidden:
-        shown = stub(cell.source) if cell.cell_type == "code" else ""
-        secret = [line.strip() for line in cell.source.splitlines() if line.strip() and line not in shown]
+        kept = stub(cell.source) if cell.cell_type == "code" else ""
+        secret = {line.strip() for line in cell.source.splitlines() if line.strip()} - public
+        secret -= {line.strip() for line in kept.splitlines()}
         assert secret, "a solution with nothing to hide"
-        assert not [line for line in secret if line in text]
+        assert not secret & {line.strip() for line in text.splitlines()}
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
@@ -148,6 +150,9 @@ WRONG = ("wrong", "# says: no\ndef f():\n    return 2")
         ([GOOD, WRONG, WRONG], "needs a cell tagged 'check'"),
         ([GOOD, CHECK, WRONG], "at least two"),
         ([GOOD, CHECK, WRONG, ("wrong", "def f(): pass")], "must start with"),
+        ([GOOD, CHECK, WRONG, ("wrong", "# says:\ndef f(): pass")], "must start with"),
+        ([("solution", "# nothing"), CHECK, WRONG, WRONG], "functions only"),
+        ([("solution", "%time f()"), CHECK, WRONG, WRONG], "not plain Python"),
         ([("solution", "x = 1"), CHECK, WRONG, WRONG], "functions only"),
     ],
 )
@@ -171,3 +176,33 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path):
     run = subprocess.run(build, cwd=ROOT, env=os.environ | {"BOOK_SOLUTIONS": "maybe"}, capture_output=True, text=True)
     assert run.returncode == 1
     assert "book_solutions must be 'behind a click' or 'left out'; not 'maybe'" in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("```{exercise}\nHow?\n```", "a :label:"),
+        (QUESTION + "\n" + QUESTION, "a cell of its own"),
+        ("```{solution} ex-a\nSo.\n```", "needs the tag 'solution'"),
+    ],
+)
+def test_exercises_that_would_be_overlooked_are_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        exercises(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]), "chapter")
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        'def f(x): "doc"; return SECRET',
+        'def f(x):\n    """doc"""; return SECRET',
+        "def f(x):\n    # SECRET\n    return SECRET",
+        "@cache\ndef f(\n    x,\n): return SECRET",
+        "def f(x):\n    @cache\n    def g(): return SECRET\n    return g()",
+    ],
+)
+def test_a_stub_compiles_and_hides_the_body_however_it_is_written(solution):
+    made = stub(solution)
+    compile(made, "stub", "exec")
+    assert "SECRET" not in made
+    assert made.startswith("@cache" if solution.startswith("@") else "def f(x):")
