@@ -4,9 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from pdelab.field import Field
+from torch import nn
 
-Rate = Callable[[Field, float], Field]
+from pdelab.field import Field, Mask
+from pdelab.terms.diffusion import Diffusion
+
+Rate = Callable[..., Field]  # F(u, t, mask) → du/dt in the shape of u
 
 
 class Integrator(ABC):
@@ -15,7 +18,7 @@ class Integrator(ABC):
     order: ClassVar[int]
 
     @abstractmethod
-    def step(self, rate: Rate, u: Field, t: float, dt: float) -> Field: ...
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field: ...
 
 
 class Euler(Integrator):
@@ -23,5 +26,97 @@ class Euler(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float) -> Field:
-        return u + dt * rate(u, t)
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        return u + dt * rate(u, t, mask)
+
+
+class Heun(Integrator):
+    """u⁺ = u + Δt/2 (k₁ + k₂),  k₁ = F(u, t),  k₂ = F(u + Δt k₁, t + Δt)."""
+
+    order: ClassVar[int] = 2
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        k1 = rate(u, t, mask)
+        k2 = rate(u + dt * k1, t + dt, mask)
+        return u + dt / 2 * (k1 + k2)
+
+
+class RK4(Integrator):
+    """u⁺ = u + Δt/6 (k₁ + 2k₂ + 2k₃ + k₄), the classical method of Kutta."""
+
+    order: ClassVar[int] = 4
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        k1 = rate(u, t, mask)
+        k2 = rate(u + dt / 2 * k1, t + dt / 2, mask)
+        k3 = rate(u + dt / 2 * k2, t + dt / 2, mask)
+        k4 = rate(u + dt * k3, t + dt, mask)
+        return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+class LieEuler(Integrator):
+    """u ← u + Δt T(u, t) for each term T in turn. With Δt = 1 and the terms A, S, R, S it is a post-LayerNorm block."""
+
+    order: ClassVar[int] = 1
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        for term in terms_of(rate, t, self):
+            u = u + dt * term(u, t, mask)
+        return u
+
+
+class Strang(Integrator):
+    """Half steps through the terms, a full step of the last, half steps back; each by Heun's method."""
+
+    order: ClassVar[int] = 2
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        *before, last = terms_of(rate, t, self)
+        heun = Heun()
+        for term in before:
+            u = heun.step(term, u, t, dt / 2, mask)
+        u = heun.step(last, u, t, dt, mask)
+        for term in reversed(before):
+            u = heun.step(term, u, t + dt / 2, dt / 2, mask)
+        return u
+
+
+class ExponentialDiffusion(Integrator):
+    """u⁺ = e^{Δt D∂²}(u + Δt N(u, t)): diffusion exactly, the other terms N by an Euler step."""
+
+    order: ClassVar[int] = 1
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        diffusions, others = split_diffusion(rate, t, self)
+        u = u + dt * sum(term(u, t, mask) for term in others)
+        for diffusion in diffusions:
+            u = diffusion.exact(u, dt, mask)
+        return u
+
+
+class ImplicitDiffusion(Integrator):
+    """(I − Δt D∂²) u⁺ = u + Δt N(u, t): diffusion by backward Euler, the other terms N by an Euler step."""
+
+    order: ClassVar[int] = 1
+
+    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+        diffusions, others = split_diffusion(rate, t, self)
+        u = u + dt * sum(term(u, t, mask) for term in others)
+        for diffusion in diffusions:
+            u = diffusion.implicit(u, dt, mask)
+        return u
+
+
+def terms_of(rate: Rate, t: float, integrator: Integrator) -> nn.ModuleList:
+    if not hasattr(rate, "at"):
+        raise ValueError(
+            f"integrator {type(integrator).__name__} sweeps through terms, so it needs a MasterEquation or Layered; "
+            "for a plain function take Euler, Heun or RK4"
+        )
+    return rate.at(t).terms
+
+
+def split_diffusion(rate: Rate, t: float, integrator: Integrator) -> tuple[list[Diffusion], list]:
+    terms = terms_of(rate, t, integrator)
+    diffusions = [term for term in terms if isinstance(term, Diffusion)]
+    return diffusions, [term for term in terms if not isinstance(term, Diffusion)]

@@ -1,13 +1,20 @@
 """solve: from u₀ to every state along the depth."""
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import index
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from pdelab.field import Field, check_field
+from pdelab.equation import Layered, MasterEquation
+from pdelab.field import Field, Mask, check_field, check_mask, keep_real
 from pdelab.integrators import Euler, Integrator, Rate
+from pdelab.terms.base import Term
 
 
 class Status(StrEnum):
@@ -17,45 +24,141 @@ class Status(StrEnum):
     DIVERGED = "diverged"
 
 
+class Diverged(ArithmeticError):
+    """Raised by solve(…, throw=True) in place of the status DIVERGED."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
-    """The states u(t₀), u(t₁), …; a diverged run keeps the finite ones, and `stopped_at` is the step that failed."""
+    """The states u(t₀), u(t₁), …, or what `keep` made of them; `final` is the last finite state itself.
+
+    A diverged run keeps what was finite, and `stopped_at` is the step that failed. `attention` holds one tensor of maps
+    (batch, head, token, token) per step, on request.
+    """
 
     times: tuple[float, ...]
-    states: tuple[Field, ...]
+    states: tuple[Any, ...]
+    final: Field
     status: Status
     stopped_at: int | None = None
+    attention: tuple[Tensor, ...] | None = None
+    mask: Mask | None = None
 
-    @property
-    def final(self) -> Field:
-        return self.states[-1]
-
-    def at(self, t: float) -> Field:
+    def at(self, t: float) -> Any:
         """The stored state nearest in time to t."""
         return self.states[min(range(len(self.times)), key=lambda i: abs(self.times[i] - t))]
 
 
-def solve(rate: Rate, u0: Field, *, steps: int, dt: float, integrator: Integrator | None = None) -> Trajectory:
+def solve(
+    f: Rate,
+    u0: Field,
+    *,
+    steps: int,
+    dt: float,
+    integrator: Integrator | None = None,
+    mask: Mask | None = None,
+    keep: Callable[[Field], Any] | None = None,
+    attention: bool = False,
+    throw: bool = False,
+) -> Trajectory:
     """du/dt = F(u, t), u(0) = u₀: `steps` steps of size Δt, every state kept.
 
-    rate: any callable F(u, t) → du/dt in the shape of u; u0: (batch, token, feature); integrator: Euler() unless given.
-    A state that is no longer finite ends the run with status DIVERGED.
+    f: a Term, MasterEquation or Layered, or any function f(u), f(u, t) or f(u, t, mask) that gives du/dt.
+    u0: (batch, token, feature); mask: (batch, token), True where a token is real; integrator: Euler() unless given.
+    keep: a statistic to store in place of each state, where memory matters.
+    attention: store the maps of the interaction term at the start of each step.
+    A state that is no longer finite ends the run with status DIVERGED, or raises Diverged if `throw`.
 
-    >>> run = solve(lambda u, t: -u, torch.ones(1, 1, 1), steps=2, dt=0.5)
+    >>> run = solve(lambda u: -u, torch.ones(1, 1, 1), steps=2, dt=0.5)
     >>> [state.item() for state in run.states]
     [1.0, 0.5, 0.25]
     """
+    if mask is not None and isinstance(u0, Tensor) and u0.ndim == 3:
+        check_mask(mask, u0)
+        u0 = keep_real(u0, mask)
     check_field(u0, "u0")
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be a whole number of at least 1, not {steps!r}")
-    if not math.isfinite(dt) or dt <= 0:
-        raise ValueError(f"dt must be a positive number, not {dt!r}")
-    integrator = integrator or Euler()
-    times, states = [0.0], [u0]
+    steps, dt = _check_steps(steps), _check_dt(dt)
+    integrator = integrator if integrator is not None else Euler()
+    if not isinstance(integrator, Integrator):
+        raise ValueError(f"integrator must be an Integrator such as Euler(); not {integrator!r}")
+    rate = _as_rate(f, mask)
+    keep = keep or (lambda u: u)
+    u, times, states, maps = u0, [0.0], [keep(u0)], []
+
+    def trajectory(status: Status, stopped_at: int | None = None) -> Trajectory:
+        seen = tuple(maps) if attention else None
+        return Trajectory(tuple(times), tuple(states), u, status, stopped_at, seen, mask)
+
     for step in range(1, steps + 1):
-        u = integrator.step(rate, states[-1], times[-1], dt)
-        if not u.is_meta and not torch.isfinite(u).all():
-            return Trajectory(tuple(times), tuple(states), Status.DIVERGED, stopped_at=step)
+        if attention:
+            maps.append(_maps(rate, u, times[-1], mask))
+        after = integrator.step(rate, u, times[-1], dt, mask)
+        if after.shape != u.shape:
+            raise ValueError(
+                f"f must give du/dt in the shape of u, {tuple(u.shape)}; a step made it {tuple(after.shape)}"
+            )
+        if not after.is_meta and not torch.isfinite(after).all():
+            if throw:
+                raise Diverged(
+                    f"the state is not finite after step {step} of {steps} (t = {step * dt:.4g}); try a smaller dt"
+                )
+            return trajectory(Status.DIVERGED, step)
+        u = after
         times.append(step * dt)
-        states.append(u)
-    return Trajectory(tuple(times), tuple(states), Status.FINISHED)
+        states.append(keep(u))
+    return trajectory(Status.FINISHED)
+
+
+def _check_steps(steps: int) -> int:
+    try:
+        number = index(steps)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(steps, bool):
+        raise ValueError(f"steps must be a whole number of at least 1; not {steps!r}")
+    return number
+
+
+def _check_dt(dt: float) -> float:
+    if isinstance(dt, bool) or not isinstance(dt, int | float) or not math.isfinite(dt) or dt <= 0:
+        raise ValueError(f"dt must be a positive number; not {dt!r}")
+    return float(dt)
+
+
+def _as_rate(f: Rate, mask: Mask | None) -> Rate:
+    """f as a function of (u, t, mask)."""
+    if isinstance(f, Term | MasterEquation | Layered):
+        return f
+    if not callable(f):
+        raise ValueError(
+            f"f must be a function f(u, t) or f(u) that gives du/dt, or an equation; not {type(f).__name__}"
+        )
+    try:
+        parameters = inspect.signature(f.forward if isinstance(f, torch.nn.Module) else f).parameters.values()
+    except (TypeError, ValueError):  # a built-in such as torch.sin has no signature
+        parameters = []
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_mask = any(p.name == "mask" for p in parameters)
+    if mask is not None and not takes_mask:
+        raise ValueError("mask was given, but f takes no mask; write it as f(u, t, mask)")
+    if takes_mask:
+        return lambda u, t, mask: _shaped_like(u, f(u, t, mask=mask))
+    needed = [p for p in places if p.default is p.empty]
+    takes_time = len(needed) >= 2 or any(p.name == "t" for p in places)
+    return lambda u, t, mask: _shaped_like(u, f(u, t) if takes_time else f(u))
+
+
+def _shaped_like(u: Field, rate: Field) -> Field:
+    """The rate, if broadcasting would not make of it what nobody meant."""
+    if not isinstance(rate, Tensor) or rate.shape != u.shape:
+        given = tuple(rate.shape) if isinstance(rate, Tensor) else type(rate).__name__
+        raise ValueError(f"f must give du/dt in the shape of u, {tuple(u.shape)}; it gave {given}")
+    return rate
+
+
+def _maps(rate: Rate, u: Field, t: float, mask: Mask | None) -> Tensor:
+    terms = rate.at(t).terms if hasattr(rate, "at") else [rate]
+    for term in terms:
+        if getattr(term, "symbol", "") == "A":
+            return term.weights(u, mask)
+    raise ValueError("attention=True needs an equation with an interaction term")

@@ -6,9 +6,13 @@ from collections import Counter, defaultdict
 import nbval.plugin
 import pytest
 import torch
+from hypothesis import settings
 
 from pdelab.ledger import FINDINGS, check_name
 from pdelab.results import Result, Store
+
+settings.register_profile("pdelab", deadline=None, max_examples=25)  # a busy machine is no fault of the code
+settings.load_profile("pdelab")
 
 
 def pytest_addoption(parser):

@@ -4,21 +4,49 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from systems import SEQUENCES, assert_padding_changes_nothing, field, fields, matrix_of, padded
 
-from pdelab.field import BOUNDARIES, check_field, laplacian, laplacian_eigenvalues
+from pdelab.field import (
+    BOUNDARIES,
+    check_boundary,
+    check_field,
+    check_mask,
+    keep_real,
+    laplacian,
+    laplacian_eigenvalues,
+    laplacian_modes,
+    lengths,
+    positions,
+    token_mean,
+)
 
 
-def matrix(n, boundary):
-    """The Laplacian as a matrix, one unit vector at a time."""
-    columns = torch.eye(n, dtype=torch.float64).reshape(n, n, 1)  # a batch of unit fields
-    return laplacian(columns, boundary).squeeze(-1).T
+def laplacian_matrix(n, boundary):
+    return matrix_of(lambda u: laplacian(u, boundary), n, 1)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@given(n=st.integers(2, 40))
+@given(n=st.integers(1, 40))
 def test_eigenvalues_are_those_of_the_matrix(boundary, n):
-    found = torch.linalg.eigvalsh(matrix(n, boundary)).flip(0)
+    found = torch.linalg.eigvalsh(laplacian_matrix(n, boundary)).flip(0)
     assert torch.allclose(found, laplacian_eigenvalues(n, boundary), rtol=1e-10, atol=1e-10 * n**2)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@given(n=st.integers(1, 40))
+def test_each_mode_is_multiplied_by_the_eigenvalue_of_the_same_place(boundary, n):
+    modes, eigenvalues = laplacian_modes(n, boundary), laplacian_eigenvalues(n, boundary)
+    columns = modes.T.unsqueeze(-1)  # (mode, token, 1)
+    difference = laplacian(columns, boundary) - eigenvalues.reshape(-1, 1, 1) * columns
+    assert difference.abs().max() < 1e-12 * n**2
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@given(n=st.integers(1, 40))
+def test_modes_are_orthonormal_and_go_from_slow_to_fast(boundary, n):
+    modes = laplacian_modes(n, boundary)
+    assert torch.allclose(modes.T @ modes, torch.eye(n, dtype=torch.float64), atol=1e-12)
+    assert (laplacian_eigenvalues(n, boundary).diff() <= 1e-9 * n**2).all()
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
@@ -41,6 +69,69 @@ def test_laplacian_mixes_tokens_and_neither_batch_nor_features():
     assert set(moved[:, 2].tolist()) == {2}
 
 
+@given(u=fields())
+def test_summation_by_parts_holds_with_reflecting_ends(u):
+    """⟨u, ∂²u⟩ = −∫|∂u|² dx: nothing is left at the ends."""
+    n = u.shape[1]
+    gradient = u.diff(dim=1) * n
+    energy = (u * laplacian(u)).sum(dim=(1, 2)) / n
+    assert torch.allclose(energy, -(gradient**2).sum(dim=(1, 2)) / n, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("boundary", ["reflecting", "periodic"])
+@given(u=fields())
+def test_laplacian_integrates_to_zero_where_nothing_can_leave(boundary, u):
+    assert token_mean(laplacian(u, boundary)).abs().max() < 1e-11 * 10 * u.shape[1] ** 2
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_padding_changes_nothing_for_the_laplacian(boundary):
+    u, mask = padded()
+    alone = [laplacian(one, boundary) for one in SEQUENCES]
+    assert_padding_changes_nothing(laplacian(u, boundary, mask), mask, alone)
+
+
+def test_tokens_sit_at_the_centres_of_their_cells():
+    u, mask = padded()
+    assert positions(torch.ones(1, 4, 1)).tolist() == [[0.125, 0.375, 0.625, 0.875]]
+    x = positions(u, mask)
+    for row, one in enumerate(SEQUENCES):
+        assert torch.equal(x[row, mask[row]], positions(one)[0])
+    assert lengths(u, mask).flatten().tolist() == [6, 4, 1, 4]
+    assert lengths(u, None).flatten().tolist() == [7, 7, 7, 7]
+
+
+def test_token_mean_is_the_mean_over_the_real_tokens():
+    u, mask = padded()
+    for row, one in enumerate(SEQUENCES):
+        assert torch.allclose(token_mean(u, mask)[row, 0], one[0].mean(dim=0), atol=1e-15)
+    assert torch.allclose(token_mean(field()), field().mean(dim=1, keepdim=True), atol=1e-15)
+
+
+def test_token_mean_is_the_midpoint_rule_for_the_integral():
+    errors = []
+    for n in (16, 32):
+        x = positions(torch.ones(1, n, 1, dtype=torch.float64)).unsqueeze(-1)
+        errors.append(abs(token_mean(x.exp()).item() - (math.e - 1)))
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.01)
+
+
+def test_nothing_is_left_of_what_a_padded_place_held():
+    u, mask = padded(fill=math.inf)
+    assert torch.isfinite(keep_real(u, mask)).all()
+    assert (keep_real(u, mask)[~mask] == 0).all()
+    assert torch.equal(keep_real(u, mask)[mask], u[mask])
+    assert keep_real(u, None) is u
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_follows_the_field(dtype):
+    u, mask = field(dtype=dtype), torch.ones(2, 5, dtype=torch.bool)
+    made = [laplacian(u, b, m) for b in BOUNDARIES for m in (None, mask)]
+    made += [token_mean(u, mask), positions(u, mask), lengths(u, None), lengths(u, mask)]
+    assert {x.dtype for x in made} == {dtype}
+
+
 @pytest.mark.parametrize(
     ("u", "words"),
     [
@@ -49,19 +140,70 @@ def test_laplacian_mixes_tokens_and_neither_batch_nor_features():
         (torch.ones(1, 0, 4), "none of them 0"),
         (torch.ones(1, 2, 3, dtype=torch.long), "floating-point"),
         (torch.full((1, 2, 3), math.nan), "NaN"),
+        (torch.full((1, 2, 3), -math.inf), "infinite"),
+        (torch.ones(1, 2, 4), "3 features"),
     ],
 )
 def test_what_is_not_a_field_is_refused_by_name(u, words):
     with pytest.raises(ValueError, match=f"u0.*{words}"):
-        check_field(u, "u0")
+        check_field(u, "u0", width=3)
 
 
-def test_unknown_boundary_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"reflecting, absorbing, periodic.*'open'"):
-        laplacian(torch.ones(1, 2, 3), "open")
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ([[True, True, True]], "list"),
+        (torch.ones(1, 3), "float32"),
+        (torch.ones(3, 1, dtype=torch.bool), r"\(1, 3\).*\(3, 1\)"),
+        (torch.zeros(1, 3, dtype=torch.bool), "without a real token"),
+        (torch.tensor([[True, False, True]]), "holes"),
+    ],
+)
+def test_what_is_not_a_mask_is_refused_by_name(mask, words):
+    with pytest.raises(ValueError, match=f"mask.*{words}"):
+        check_mask(mask, torch.ones(1, 3, 2))
 
 
-def test_a_field_on_the_meta_device_passes_through():
+@pytest.mark.parametrize("mask", [None, torch.tensor([[False, True, True]]), torch.tensor([[True, True, False]])])
+def test_padding_before_or_after_is_a_mask(mask):
+    check_mask(mask, torch.ones(1, 3, 2))
+
+
+@pytest.mark.parametrize("function", [laplacian, token_mean])
+@pytest.mark.parametrize("u", [torch.ones(3, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 0, 4)])
+def test_a_field_of_wrong_rank_or_without_tokens_is_refused(function, u):
+    with pytest.raises(ValueError, match=r"^u must"):
+        function(u)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        check_boundary,
+        lambda boundary: laplacian(torch.ones(1, 2, 3), boundary),
+        lambda boundary: laplacian_eigenvalues(3, boundary),
+        lambda boundary: laplacian_modes(3, boundary),
+    ],
+)
+def test_unknown_boundary_is_refused_with_the_known_ones(call):
+    with pytest.raises(ValueError, match=r"boundary.*reflecting, absorbing, periodic.*'open'"):
+        call("open")
+
+
+@pytest.mark.parametrize("function", [laplacian_eigenvalues, laplacian_modes])
+@pytest.mark.parametrize("n", [0, -3])
+def test_a_grid_without_tokens_is_refused(function, n):
+    with pytest.raises(ValueError, match=r"^n must"):
+        function(n)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_field_on_the_meta_device_passes_through(boundary, masked):
     u = torch.ones(2, 8, 4, device="meta")
+    mask = torch.ones(2, 8, dtype=torch.bool, device="meta") if masked else None
     check_field(u)
-    assert laplacian(u, "absorbing").shape == u.shape
+    check_mask(mask, u)
+    assert laplacian(u, boundary, mask).shape == u.shape
+    assert token_mean(u, mask).shape == (2, 1, 4)
+    assert positions(u, mask).shape == (2, 8)

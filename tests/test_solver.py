@@ -1,15 +1,33 @@
+import functools
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from systems import (
+    INTEGRATORS,
+    SEQUENCES,
+    WIDTH,
+    Mixing,
+    assert_padding_changes_nothing,
+    equation,
+    field,
+    layered,
+    padded,
+    seeded,
+)
 
-from pdelab import Euler, solve
-from pdelab.solver import Status
+from pdelab import Diffusion, Diverged, Euler, Interaction, MasterEquation, PreNorm, Reaction, Status, solve
+
+
+def one(value=1.0, **options):
+    return torch.full((1, 1, 1), value, dtype=torch.float64, **options)
 
 
 def test_euler_converges_at_first_order_to_the_exponential():
-    u0 = torch.ones(1, 1, 1, dtype=torch.float64)
-    errors = [abs(solve(lambda u, t: -u, u0, steps=n, dt=1 / n).final.item() - math.exp(-1)) for n in (64, 128)]
+    errors = [abs(solve(lambda u, t: -u, one(), steps=n, dt=1 / n).final.item() - math.exp(-1)) for n in (64, 128)]
     assert math.log2(errors[0] / errors[1]) == pytest.approx(Euler.order, abs=0.02)
 
 
@@ -18,18 +36,233 @@ def test_the_rate_is_given_the_time_of_its_step():
     assert run.times == (0.0, 0.5, 1.0, 1.5, 2.0)
     assert run.final.item() == pytest.approx(0.5 * (0 + 0.5 + 1 + 1.5))
     assert run.status is Status.FINISHED
+    assert run.stopped_at is None
     assert len(run.states) == 5
+
+
+@given(steps=st.integers(1, 40), dt=st.floats(1e-3, 10))
+def test_times_do_not_add_up_rounding(steps, dt):
+    run = solve(torch.zeros_like, one(), steps=steps, dt=dt)
+    assert run.times == tuple(k * dt for k in range(steps + 1))
+
+
+class Decay(torch.nn.Module):
+    def forward(self, u):
+        return -u
+
+
+FUNCTIONS = {
+    "f(u)": lambda u: -u,
+    "f(u, t)": lambda u, t: -u,
+    "f(u, t, mask)": lambda u, t, mask: -u,
+    "f(u, t, mask=None)": lambda u, t, mask=None: -u,
+    "f(u, time)": lambda u, time: -u,
+    "f(u, t=0)": lambda u, t=0: -u,
+    "f(u) with a setting": lambda u, rate=1.0: -rate * u,
+    "built in": torch.neg,
+    "partial": functools.partial(torch.mul, -1.0),
+    "module": Decay(),
+    "term": Mixing(-torch.eye(1)),
+    "equation": MasterEquation(Mixing(-torch.eye(1))),
+}
+
+
+@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_rate_may_be_written_in_any_of_these_ways(f):
+    assert [u.item() for u in solve(f, one(), steps=2, dt=0.5).states] == [1.0, 0.5, 0.25]
+
+
+def test_a_setting_is_not_taken_for_the_time():
+    run = solve(lambda u, rate=2.0: -rate * u, one(), steps=1, dt=0.5)
+    assert run.final.item() == 0
+
+
+def test_a_function_that_takes_the_mask_gets_it():
+    u, mask = padded(fill=0.0)
+    seen = []
+    solve(lambda u, t, mask: seen.append(mask) or torch.zeros_like(u), u, steps=2, dt=0.1, mask=mask)
+    assert all(given is mask for given in seen)
+
+
+def test_padding_changes_nothing_whatever_it_holds():
+    u, mask = padded(fill=math.nan)
+    with torch.no_grad():
+        run = solve(equation(), u, steps=3, dt=0.1, mask=mask)
+        alone = [solve(equation(), s, steps=3, dt=0.1) for s in SEQUENCES]
+    assert run.mask is mask
+    for k in range(4):
+        assert_padding_changes_nothing(run.states[k], mask, [s.states[k] for s in alone])
+
+
+def test_the_stored_state_nearest_in_time_is_found():
+    run = solve(lambda u: torch.ones_like(u), one(0.0), steps=4, dt=0.1)
+    assert [run.at(t) is run.states[k] for t, k in ((0.0, 0), (0.31, 3), (3 * 0.1, 3), (9.9, 4), (-1, 0))] == [True] * 5
+
+
+def test_states_go_from_the_input_to_the_final_state():
+    u0 = field()
+    run = solve(Diffusion(0.01), u0, steps=3, dt=0.1)
+    assert run.states[0] is u0
+    assert run.states[-1] is run.final
+    assert torch.equal(u0, field())  # nothing is changed in place
+
+
+def test_too_large_a_step_is_a_status_and_not_an_error():
+    """u⁺ = (1 − Δt)u with Δt = 1001 passes 10³⁰⁸ after step 102, where |u| = 10³·¹⁰³ is no longer a float64."""
+    run = solve(lambda u: -u, one(), steps=500, dt=1001.0)
+    assert run.status is Status.DIVERGED
+    assert run.stopped_at == 103
+    assert len(run.states) == len(run.times) == 103
+    assert run.times[-1] == pytest.approx(102 * 1001.0)
+    assert all(torch.isfinite(u).all() for u in run.states)
+    assert run.final.item() == pytest.approx(1e306)
+    assert run.final is run.states[-1]
+
+
+def test_divergence_raises_if_asked_to_and_says_what_to_do():
+    with pytest.raises(Diverged, match=r"after step 103 of 500 .*smaller dt"):
+        solve(lambda u: -u, one(), steps=500, dt=1001.0, throw=True)
+    assert solve(lambda u: -u, one(), steps=5, dt=0.5, throw=True).status is Status.FINISHED
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS, ids=lambda kind: kind.__name__)
+def test_every_integrator_says_that_a_run_diverged(integrator):
+    """du/dt = 10¹⁵⁰u leaves float64, which ends at 10³⁰⁸, in the third step at the latest."""
+    whole = MasterEquation(Diffusion(0.1), Mixing(1e150 * torch.eye(WIDTH, dtype=torch.float64)))
+    run = solve(whole, field(), steps=5, dt=1.0, integrator=integrator())
+    assert run.status is Status.DIVERGED
+    assert run.stopped_at == len(run.states) <= 3
+    assert torch.isfinite(run.final).all()
+
+
+def test_a_statistic_is_stored_and_final_stays_the_state():
+    u0 = field()
+    full = solve(Diffusion(0.01), u0, steps=3, dt=0.1)
+    thin = solve(Diffusion(0.01), u0, steps=3, dt=0.1, keep=lambda u: u.norm().item())
+    assert thin.states == tuple(u.norm().item() for u in full.states)
+    assert torch.equal(thin.final, full.final)
+
+
+def test_a_diverged_run_keeps_statistics_of_finite_states_and_the_last_of_them():
+    run = solve(lambda u: -u, one(), steps=500, dt=1001.0, keep=lambda u: u.abs().log10().item())
+    assert run.states == pytest.approx([3.0 * k for k in range(103)])
+    assert run.final.item() == pytest.approx(1e306)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_maps_are_those_of_the_term_at_the_start_of_each_step(masked):
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+    for f in (equation(), layered(3, 0.1)):
+        run = solve(f, u, steps=3, dt=0.1, mask=mask, attention=True)
+        assert len(run.attention) == 3
+        for step, maps in enumerate(run.attention):
+            want = f.at(run.times[step]).terms[0].weights(run.states[step], mask)
+            assert maps.shape == (len(u), 2, u.shape[1], u.shape[1])
+            assert torch.equal(maps, want)
+    assert solve(equation(), u, steps=1, dt=0.1, mask=mask).attention is None
+
+
+def test_attention_maps_are_kept_beside_a_statistic():
+    full = solve(equation(), field(), steps=2, dt=0.1, attention=True)
+    thin = solve(equation(), field(), steps=2, dt=0.1, attention=True, keep=lambda u: None)
+    assert all(torch.equal(a, b) for a, b in zip(full.attention, thin.attention, strict=True))
+
+
+@pytest.mark.parametrize("wrap", [lambda term: term, lambda term: PreNorm(term, WIDTH), MasterEquation])
+def test_attention_maps_come_from_a_term_alone_too(wrap):
+    f = seeded(lambda: wrap(Interaction(WIDTH, 2)))
+    assert solve(f, field(), steps=1, dt=0.1, attention=True).attention[0].shape == (2, 2, 5, 5)
+
+
+@pytest.mark.parametrize(
+    "f", [lambda u: -u, Diffusion(0.1), MasterEquation(Diffusion(0.1)), layered(interpolation="linear")]
+)
+def test_attention_without_a_list_of_terms_with_an_interaction_is_refused(f):
+    with pytest.raises(ValueError, match=r"attention=True needs|interpolation='constant'"):
+        solve(f, field(), steps=1, dt=0.1, attention=True)
+
+
+def test_the_gradient_at_every_depth_is_that_of_the_steps_that_follow():
+    """For du/dt = Mu by Euler, ∂loss/∂u_l = ((I + ΔtM)ᵀ)^{L−l} ∂loss/∂u_L."""
+    M = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u0 = field(1, 1).requires_grad_()
+    run = solve(Mixing(M), u0, steps=5, dt=0.1)
+    gradients = torch.autograd.grad((run.final**2).sum(), run.states)
+    step = torch.eye(WIDTH, dtype=torch.float64) + 0.1 * M
+    for depth, found in enumerate(gradients):
+        want = torch.linalg.matrix_power(step.T, 5 - depth) @ (2 * run.final.flatten())
+        torch.testing.assert_close(found.flatten(), want.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("masked", [True, False])
+def test_every_depth_has_a_gradient(integrator, masked):
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+    run = solve(layered(), u.requires_grad_(), steps=3, dt=0.1, integrator=integrator(), mask=mask)
+    gradients = torch.autograd.grad((run.final**2).sum(), run.states)
+    real = mask if masked else torch.ones(u.shape[:2], dtype=torch.bool)
+    assert all((g[real].abs().sum(dim=-1) > 0).all() for g in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_follows_the_field(dtype):
+    run = solve(equation().to(dtype), field(dtype=dtype), steps=2, dt=0.1, attention=True)
+    assert {u.dtype for u in (*run.states, *run.attention)} == {dtype}
+
+
+@pytest.mark.parametrize("kind", [int, np.int64])
+def test_steps_may_be_a_number_of_numpy(kind):
+    assert len(solve(lambda u: -u, one(), steps=kind(3), dt=np.float64(0.1)).states) == 4
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"steps": 0}, "steps"), ({"steps": 2.5}, "steps"), ({"dt": 0.0}, "dt"), ({"dt": math.inf}, "dt")],
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": -1}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"steps": "3"}, "steps"),
+        ({"dt": 0.0}, "dt"),
+        ({"dt": -0.1}, "dt"),
+        ({"dt": math.inf}, "dt"),
+        ({"dt": math.nan}, "dt"),
+        ({"dt": "0.1"}, "dt"),
+        ({"integrator": "euler"}, "integrator.*'euler'"),
+        ({"integrator": Euler}, "integrator"),
+        ({"f": 3.0}, "f must be a function.*float"),
+        ({"u0": torch.ones(3, 4)}, r"u0.*\(3, 4\)"),
+        ({"u0": torch.ones(1, 0, 4)}, "u0.*none of them 0"),
+        ({"u0": torch.full((1, 2, 3), math.nan)}, "u0.*NaN"),
+        ({"u0": torch.ones(1, 2, 3, dtype=torch.long)}, "u0.*floating-point"),
+        ({"u0": [[[1.0]]]}, "u0.*torch.Tensor"),
+        ({"u0": torch.ones(3, 4), "mask": torch.ones(3, 4, dtype=torch.bool)}, r"u0.*\(3, 4\)"),
+        ({"mask": torch.ones(1, 2, dtype=torch.bool)}, "mask was given, but f takes no mask"),
+        ({"mask": torch.ones(1, 2), "f": Diffusion(0.1)}, "mask must be a bool"),
+        ({"mask": torch.tensor([[False, False]]), "f": Diffusion(0.1)}, "mask leaves a sequence"),
+        ({"f": Reaction(4, 4)}, r"u must have shape \(batch, token, 4\)"),
+    ],
 )
 def test_wrong_arguments_are_refused_by_name(wrong, words):
+    given = {"f": lambda u, t: u, "u0": torch.ones(1, 2, 3), "steps": 1, "dt": 0.1} | wrong
     with pytest.raises(ValueError, match=words):
-        solve(lambda u, t: u, torch.ones(1, 1, 1), **({"steps": 1, "dt": 0.1} | wrong))
+        solve(given.pop("f"), given.pop("u0"), **given)
+
+
+@pytest.mark.parametrize("f", [lambda u: u.sum(), lambda u: u.mean(dim=1), lambda u: u[..., :1], lambda u: None])
+def test_a_rate_of_another_shape_is_refused(f):
+    """Broadcasting would let it through and give a field that nobody meant."""
+    with pytest.raises(ValueError, match="f must give du/dt in the shape of u"):
+        solve(f, torch.ones(1, 2, 3), steps=1, dt=0.1)
+
+
+def test_non_finite_padding_is_no_reason_to_refuse():
+    u, mask = padded(fill=math.inf)
+    assert solve(Diffusion(0.01), u, steps=1, dt=0.1, mask=mask).status is Status.FINISHED
 
 
 def test_solve_runs_on_the_meta_device():
     u0 = torch.ones(2, 4, 3, device="meta")
-    assert solve(lambda u, t: -u, u0, steps=3, dt=0.1).final.device.type == "meta"
+    run = solve(lambda u, t: -u, u0, steps=3, dt=0.1)
+    assert run.final.device.type == "meta"
+    assert run.status is Status.FINISHED

@@ -1,36 +1,110 @@
-"""D[u] = D ∂²u/∂x²: the heat equation along the tokens.  (P1 eq 1 and 20, with a scalar coefficient)"""
+"""D[u] = D ∂²u/∂x²: the heat equation along the tokens.  (P1 eq 1 and 20; the form that P2 eq 7 names)"""
 
 import math
 from typing import ClassVar
 
-from pdelab.field import Field, check_boundary, laplacian, laplacian_eigenvalues
+import torch
+from torch import Tensor
+
+from pdelab.field import Field, Mask, check_boundary, check_width, laplacian, laplacian_eigenvalues, laplacian_modes
 from pdelab.terms.base import Term
 
 
 class Diffusion(Term):
-    """D[u]_i = D (u_{i+1} − 2u_i + u_{i−1}) / Δx² with tokens at cell centres.  (P1 eq 20)
+    """D[u]_i = D (u_{i+1} − 2u_i + u_{i−1}) / Δx² with tokens at cell centres.  (P1 eq 1, 20)
 
-    >>> import torch
+    coefficient: a number, one number per feature, or a d×d matrix that acts on the features.
+
+    Three ways to advance it: as a rate with an explicit step (bounded up to `largest_step`), implicitly, or exactly.
+
     >>> Diffusion(0.5)(torch.ones(1, 4, 2)).abs().max().item()      # a constant field does not diffuse
     0.0
     """
 
     symbol: ClassVar[str] = "D"
 
-    def __init__(self, coefficient: float, boundary: str = "reflecting"):
+    def __init__(self, coefficient: float | Tensor, boundary: str = "reflecting"):
         super().__init__()
-        if not math.isfinite(coefficient):
-            raise ValueError(f"coefficient must be a finite number, not {coefficient!r}")
+        number = isinstance(coefficient, int | float)
+        coefficient = (
+            torch.tensor(coefficient, dtype=torch.float64, device="cpu") if number else torch.as_tensor(coefficient)
+        )
+        square = coefficient.ndim == 2 and coefficient.shape[0] == coefficient.shape[1]
+        if not (coefficient.ndim < 2 or square) or 0 in coefficient.shape or not coefficient.is_floating_point():
+            raise ValueError(
+                "coefficient must be a number, one number per feature, or a square matrix of floats; "
+                f"not {coefficient.dtype} of shape {tuple(coefficient.shape)}"
+            )
+        if not coefficient.is_meta and not torch.isfinite(coefficient).all():
+            raise ValueError(f"coefficient must be finite; not {coefficient}")
         check_boundary(boundary)
-        self.coefficient = coefficient
         self.boundary = boundary
+        if number:
+            self.coefficient = coefficient.item()  # a buffer would round it to the model's dtype
+        else:
+            self.register_buffer("coefficient", coefficient)
+        self.width = coefficient.shape[-1] if coefficient.ndim else None
 
-    def forward(self, u: Field, t: float = 0.0) -> Field:
-        return self.coefficient * laplacian(u, self.boundary)
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        second, coefficient = laplacian(u, self.boundary, mask), self._coefficient_like(u)
+        return second @ coefficient.T if coefficient.ndim == 2 else coefficient * second
+
+    def _coefficient_like(self, u: Field) -> Tensor:
+        return torch.as_tensor(self.coefficient, dtype=u.dtype, device=u.device)
 
     def largest_step(self, tokens: int) -> float:
-        """2/(D·|λ_max|): past this Δt one explicit Euler step amplifies the fastest mode that this grid carries."""
-        fastest = self.coefficient * laplacian_eigenvalues(tokens, self.boundary)[-1].item()
-        if fastest > 0:
-            return 0.0  # D < 0 grows at every step
-        return 2 / -fastest if fastest < 0 else math.inf
+        """2/(D·|λ_max|): past this Δt one explicit Euler step amplifies the fastest mode that this grid carries.
+
+        For a matrix D the step z = 1 + Δt·λ·δ must have |z| ≤ 1 for every eigenvalue δ of D: 2 Re δ / (|λ| |δ|²).
+        """
+        fastest = -laplacian_eigenvalues(tokens, self.boundary)[-1].item()
+        d = torch.as_tensor(self.coefficient, dtype=torch.float64)
+        rates = torch.linalg.eigvals(d) if d.ndim == 2 else torch.complex(d, torch.zeros_like(d)).reshape(-1)
+        moving = rates[rates.abs() > 0]
+        if fastest == 0 or moving.numel() == 0:
+            return math.inf
+        return max(0.0, (2 * moving.real / (fastest * moving.abs() ** 2)).min().item())
+
+    def exact(self, u: Field, dt: float, mask: Mask | None = None) -> Field:
+        """e^{Δt D ∂²} u on the grid: each mode k of the Laplacian is multiplied by e^{Δt λ_k D}."""
+
+        def matrix(rate: Tensor) -> Tensor:
+            return torch.linalg.matrix_exp(dt * rate)
+
+        return self._mode_by_mode(u, mask, matrix, lambda rate: torch.exp(dt * rate))
+
+    def implicit(self, u: Field, dt: float, mask: Mask | None = None) -> Field:
+        """(I − Δt D ∂²)⁻¹ u, one step of backward Euler: bounded for every Δt if D has no negative eigenvalue."""
+
+        def matrix(rate: Tensor) -> Tensor:
+            return torch.linalg.inv(torch.eye(rate.shape[-1]).to(rate) - dt * rate)
+
+        return self._mode_by_mode(u, mask, matrix, lambda rate: 1 / (1 - dt * rate))
+
+    def _mode_by_mode(self, u: Field, mask: Mask | None, of_matrix, of_number) -> Field:
+        """Q f(λ D) Qᵀ u, with Q the modes of each length that occurs."""
+        check_width(u, self.width)
+        if mask is None or mask.is_meta:  # on the meta device lengths are unknown, and shapes do not depend on them
+            return self._transform(u, of_matrix, of_number)
+        result = torch.zeros_like(u)
+        number = mask.sum(dim=1)
+        for length in number.unique().tolist():  # a loop over lengths, not over sequences
+            rows = number == length
+            inside = rows.unsqueeze(1) & mask
+            block = u[inside].view(-1, length, u.shape[-1])
+            result = result.masked_scatter(inside.unsqueeze(-1), self._transform(block, of_matrix, of_number))
+        return result
+
+    def _transform(self, u: Field, of_matrix, of_number) -> Field:
+        n = u.shape[1]
+        modes = laplacian_modes(n, self.boundary).to(u)  # (token, mode)
+        eigenvalues = laplacian_eigenvalues(n, self.boundary).to(u)
+        amplitudes = modes.T @ u  # (batch, mode, feature)
+        coefficient = self._coefficient_like(u)
+        if coefficient.ndim == 2:
+            factors = of_matrix(eigenvalues.view(-1, 1, 1) * coefficient)  # (mode, feature, feature)
+            amplitudes = torch.einsum("kij,bkj->bki", factors, amplitudes)
+        else:
+            amplitudes = of_number(eigenvalues.view(-1, 1) * coefficient) * amplitudes
+        return modes @ amplitudes

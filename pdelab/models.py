@@ -1,0 +1,256 @@
+"""embed → solve → readout: the Transformer and the papers' simulators as one kind of model.
+
+A Transformer is `solve` over layers with Δt = 1 and the integrator LieEuler, which sweeps through the terms of a layer
+one after the other. Nothing else is needed: every state is in the Trajectory.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdelab.equation import Layered, MasterEquation
+from pdelab.field import Field, Mask, keep_real
+from pdelab.integrators import Euler, Integrator, LieEuler
+from pdelab.solver import Status, Trajectory, solve
+from pdelab.terms.base import choose
+from pdelab.terms.diffusion import Diffusion
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import ACTIVATIONS, Reaction
+from pdelab.terms.stabilization import LayerNormRate, PreNorm, SpatialStabilization
+
+
+class Model(nn.Module):
+    """x → embed → u(0) → solve → u(T) → final norm → readout; each of embed, norm and readout may be absent.
+
+    | what | shape |
+    |---|---|
+    | x, without embed | (batch, token, feature) |
+    | mask | (batch, token), True where a token is real |
+    | trajectory(x).states | steps + 1 fields (batch, token, feature) |
+    """
+
+    def __init__(
+        self,
+        equation: MasterEquation | Layered,
+        *,
+        steps: int,
+        dt: float,
+        integrator: Integrator,
+        embed: nn.Module | None = None,
+        norm: nn.Module | None = None,
+        readout: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.equation, self.steps, self.dt, self.integrator = equation, steps, dt, integrator
+        self.embed, self.norm, self.readout = embed, norm, readout
+
+    def trajectory(
+        self,
+        x: Tensor,
+        mask: Mask | None = None,
+        *,
+        keep: Callable[[Field], Any] | None = None,
+        attention: bool = False,
+        throw: bool = False,
+    ) -> Trajectory:
+        """Every state from the embedding to the output, steps + 1 of them; the last has passed the final norm."""
+        u0 = self.embed(x) if self.embed is not None else x
+        run = solve(
+            self.equation,
+            u0,
+            steps=self.steps,
+            dt=self.dt,
+            integrator=self.integrator,
+            mask=mask,
+            keep=keep,
+            attention=attention,
+            throw=throw,
+        )
+        if self.norm is None or run.status is Status.DIVERGED:  # the norm stands at the end of the depth
+            return run
+        final = keep_real(self.norm(run.final), mask)
+        return replace(run, states=(*run.states[:-1], keep(final) if keep else final), final=final)
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        final = self.trajectory(x, mask, keep=lambda u: None).final
+        return self.readout(final) if self.readout is not None else final
+
+
+def _check_depth(depth: int) -> None:
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1; not {depth}")
+
+
+def _layers(
+    build: Callable[[], MasterEquation], depth: int, dt: float, shared: bool, seed: int
+) -> MasterEquation | Layered:
+    """One equation for all steps (an autonomous PDE) or one for each (a Transformer), from one seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build() if shared else Layered([build() for _ in range(depth)], dt)
+
+
+def transformer(
+    width: int,
+    depth: int,
+    heads: int,
+    hidden: int,
+    *,
+    norm: str = "pre",
+    activation: str = "relu",
+    causal: bool = False,
+    dt: float = 1.0,
+    shared: bool = False,
+    final_norm: bool = False,
+    seed: int = 0,
+) -> Model:
+    """A stack of Transformer blocks.
+
+    norm="pre":   u ← u + Δt A(LN u),      u ← u + Δt R(LN u)
+    norm="post":  u ← LN(u + Δt A(u)),     u ← LN(u + Δt R(u)):  the terms A, S, R, S with S = (LN(u) − u)/Δt
+    norm="none":  u ← u + Δt A(u),         u ← u + Δt R(u)
+
+    Δt = 1 is the usual Transformer; Δt = T/depth the one that has a limit as depth grows.
+    """
+
+    _check_depth(depth)
+    if not dt > 0:
+        raise ValueError(f"dt must be positive; not {dt!r}")
+
+    def build() -> MasterEquation:
+        attention = Interaction(width, heads, causal=causal)
+        reaction = Reaction(width, hidden, activation=activation)
+        blocks = {
+            "pre": lambda: (PreNorm(attention, width), PreNorm(reaction, width)),
+            "post": lambda: (attention, LayerNormRate(width, 1 / dt), reaction, LayerNormRate(width, 1 / dt)),
+            "none": lambda: (attention, reaction),
+        }
+        return MasterEquation(*choose("norm", norm, blocks)())
+
+    equation = _layers(build, depth, dt, shared, seed)
+    last = nn.LayerNorm(width) if final_norm else None
+    return Model(equation, steps=depth, dt=dt, integrator=LieEuler(), norm=last)
+
+
+# The papers leave the simulator open. Each variant: (Δt as a function of depth, integrator, terms of one layer).
+VARIANTS: dict[str, tuple[Callable[[int], float], type[Integrator], tuple[str, ...]]] = {
+    "printed": (lambda depth: 1 / depth, Euler, ("A-u", "R-u", "D", "S9")),
+    "bare": (lambda depth: 1.0, LieEuler, ("A-u", "R-u")),
+    "residual": (lambda depth: 1.0, LieEuler, ("A", "R")),
+    "norm": (lambda depth: 1.0, LieEuler, ("A-u", "LN", "R-u", "LN")),
+    "residual_norm": (lambda depth: 1.0, LieEuler, ("A", "LN", "R", "LN")),
+    "earlier": (lambda depth: 1 / depth, Euler, ("D", "A", "R")),
+    "diffusion_only": (lambda depth: 1 / depth, Euler, ("D",)),
+}
+
+
+def simulator(
+    variant: str,
+    width: int,
+    depth: int,
+    heads: int,
+    hidden: int,
+    *,
+    diffusion: float = 1e-4,
+    stabilization: float = 1.0,
+    boundary: str = "reflecting",
+    activation: str = "relu",
+    shared: bool = False,
+    seed: int = 0,
+) -> Model:
+    """The papers' PDE simulator in one of its readings, named in every table that uses it.
+
+    printed: A + R + D + S of P2 eq 4-9, each −u included, Euler on the sum, Δt = 1/depth
+    bare: no residual, no LayerNorm: u ← Att(u), u ← FFN(u); norm: the same, each followed by LayerNorm
+    residual: u ← u + Att(u), u ← u + FFN(u); residual_norm: the same, each followed by LayerNorm, a Transformer
+    earlier: P1 eq 1, D∂²u + A + R; diffusion_only: D∂²u alone, P1 §3.1 (both Euler, Δt = 1/depth)
+    """
+    step, integrator, names = choose("variant", variant, VARIANTS)
+    _check_depth(depth)
+    build_term = {
+        "A": lambda: Interaction(width, heads),
+        "A-u": lambda: Interaction(width, heads, leak=True),
+        "R": lambda: Reaction(width, hidden, activation=activation),
+        "R-u": lambda: Reaction(width, hidden, activation=activation, leak=True),
+        "D": lambda: Diffusion(diffusion, boundary),
+        "S9": lambda: SpatialStabilization(stabilization),
+        "LN": lambda: LayerNormRate(width),
+    }
+    dt = step(depth)
+    equation = _layers(lambda: MasterEquation(*(build_term[name]() for name in names)), depth, dt, shared, seed)
+    return Model(equation, steps=depth, dt=dt, integrator=integrator())
+
+
+def from_torch(encoder: nn.TransformerEncoder) -> Model:
+    """A torch.nn.TransformerEncoder as our model with the same weights: same output, and every state on the way.
+
+    Pre and post norm, ReLU and GELU, any sizes, with or without bias and final norm. Dropout is left out, so the two
+    agree where the encoder is in eval mode. Fields are (batch, token, feature) whatever batch_first says.
+    """
+    if not isinstance(encoder, nn.TransformerEncoder):
+        raise ValueError(f"encoder must be a torch.nn.TransformerEncoder; not {type(encoder).__name__}")
+    if not encoder.layers:
+        raise ValueError("encoder has no layers")
+    with torch.device("meta"):  # the weights drawn here are replaced by copies, so none are drawn
+        equations = [_equation_from(layer) for layer in encoder.layers]
+        norm = _copied_norm(encoder.norm) if encoder.norm is not None else None
+    model = Model(Layered(equations), steps=len(equations), dt=1.0, integrator=LieEuler(), norm=norm)
+    return model.train(encoder.training)
+
+
+def _equation_from(layer: nn.TransformerEncoderLayer) -> MasterEquation:
+    attention = layer.self_attn
+    if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
+        raise ValueError(
+            "encoder uses attention with separate or extra keys and values, which is not a plain encoder layer"
+        )
+    width, hidden = attention.embed_dim, layer.linear1.out_features
+    biased = attention.in_proj_bias is not None
+    interaction = Interaction(width, attention.num_heads, bias=biased)
+    reaction = Reaction(
+        width, hidden, activation=_activation_name(layer.activation), bias=layer.linear1.bias is not None
+    )
+    if isinstance(layer.activation, nn.GELU):
+        reaction.activation = nn.GELU(layer.activation.approximate)
+    _copy(interaction.qkv, attention.in_proj_weight, attention.in_proj_bias)
+    _copy(interaction.out, attention.out_proj.weight, attention.out_proj.bias)
+    _copy(reaction.inner, layer.linear1.weight, layer.linear1.bias)
+    _copy(reaction.outer, layer.linear2.weight, layer.linear2.bias)
+    norms = (layer.norm1, layer.norm2)
+    if layer.norm_first:
+        wrapped = [PreNorm(term, width) for term in (interaction, reaction)]
+        terms = wrapped
+    else:
+        wrapped = [LayerNormRate(width) for _ in norms]
+        terms = [interaction, wrapped[0], reaction, wrapped[1]]
+    for wrapper, norm in zip(wrapped, norms, strict=True):
+        wrapper.norm = _copied_norm(norm)
+    return MasterEquation(*terms)
+
+
+def _activation_name(activation) -> str:
+    names = {torch.nn.functional.relu: "relu", torch.nn.functional.gelu: "gelu", torch.relu: "relu", torch.tanh: "tanh"}
+    names |= {kind: name for name, kind in ACTIVATIONS.items()}
+    key = type(activation) if isinstance(activation, nn.Module) else activation
+    if key not in names:
+        raise ValueError(f"encoder has the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+    return names[key]
+
+
+def _copy(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """The weights as new parameters of their own dtype and device."""
+    linear.weight = nn.Parameter(weight.detach().clone())
+    linear.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+
+
+def _copied_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
+    if not isinstance(norm, nn.LayerNorm):
+        raise ValueError(f"encoder has a {type(norm).__name__} where a LayerNorm is expected")
+    made = nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=norm.elementwise_affine)
+    for name in ("weight", "bias"):
+        value = getattr(norm, name)
+        setattr(made, name, None if value is None else nn.Parameter(value.detach().clone()))
+    return made

@@ -1,0 +1,82 @@
+"""A[u]: attention, a non-local interaction of every token with every other.  (P2 eq 5; P1 eq 2, 9-11)"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pdelab.field import Field, Mask, check_field, check_width, keep_real
+from pdelab.terms.base import Term
+
+
+class Interaction(Term):
+    """A[u]_i = α Σ_h W_Oʰ Σ_j P^h_ij W_Vʰ u_j,  P^h_i = softmax_j(⟨W_Qʰ u_i, W_Kʰ u_j⟩ / √d_h).  (P2 eq 5; P1 eq 9-11)
+
+    The sum over j is the integral over y in P2 eq 5, with a kernel that integrates to one. Heads are joined by
+    concatenation, which equals the sum over h of each head's own block of W_O; P2 eq 19 is another thing.
+
+    leak=True subtracts u once, as P2 eq 5 prints it; a Transformer block is the form without.
+    strength is P1's α. causal=True lets token i see j ≤ i only: a property of the term, not of the mask.
+    """
+
+    symbol: ClassVar[str] = "A"
+
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        *,
+        leak: bool = False,
+        causal: bool = False,
+        strength: float = 1.0,
+        bias: bool = True,
+    ):
+        super().__init__()
+        if width < 1 or heads < 1 or width % heads:
+            raise ValueError(f"heads must divide width; {heads} heads do not divide width {width}")
+        self.width, self.heads = width, heads
+        self.leak, self.causal, self.strength = leak, causal, strength
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def _split(self, u: Field) -> tuple[Tensor, Tensor, Tensor]:
+        batch, tokens, _ = u.shape
+        parts = self.qkv(u).view(batch, tokens, 3, self.heads, self.width // self.heads)
+        return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, width / heads)
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        u = keep_real(u, mask)
+        q, k, v = self._split(u)
+        allowed = self._allowed(u, mask)
+        # is_causal alone lets the fused kernel run; with a mask both go into one
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal and allowed is None)
+        rate = self.strength * self.out(mixed.transpose(1, 2).flatten(2))  # (batch, token, width)
+        return keep_real(rate - u if self.leak else rate, mask)
+
+    def _allowed(self, u: Field, mask: Mask | None) -> Tensor | None:
+        """Which j each i may see, or None for all (or for causal without padding): (batch, 1, 1 or token, token)."""
+        if mask is None:
+            return None
+        allowed = mask[:, None, None, :]
+        if self.causal:
+            past = torch.ones(u.shape[1], u.shape[1], dtype=torch.bool, device=u.device).tril()
+            # a padded token before the first real one would see nothing, and softmax of nothing is NaN
+            allowed = (allowed & past) | torch.eye(u.shape[1], dtype=torch.bool, device=u.device)
+        return allowed
+
+    def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
+        """The attention maps P: (batch, head, token, token); each row of a real token sums to one."""
+        check_width(u, self.width)
+        u = keep_real(u, mask)
+        check_field(u)
+        q, k, _ = self._split(u)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        allowed = self._allowed(u, mask)
+        if allowed is None and self.causal:
+            allowed = torch.ones_like(scores, dtype=torch.bool).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        return scores.softmax(dim=-1)

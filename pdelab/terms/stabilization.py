@@ -1,0 +1,120 @@
+"""S[u]: what LayerNorm is said to be, and what it is.  (P2 eq 9)
+
+Three rates that must not be confused. P2 eq 9 as printed takes mean and variance over space and pulls towards the mean.
+LayerNorm takes them over the features of each token and, as a rate, pulls towards its own output. The corrected term
+keeps eq 9's statistics over space and LayerNorm's form, and it bounds the field.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pdelab.field import Field, Mask, check_field, check_width, first_token, keep_real, token_mean
+from pdelab.terms.base import Term
+
+
+def _check_strength(strength: float, eps: float) -> None:
+    if not strength >= 0 or not eps >= 0:
+        raise ValueError(f"strength and eps must not be negative; not {strength} and {eps}")
+
+
+def _check_norm_width(width: int) -> None:
+    if width < 1:
+        raise ValueError(f"width must be at least 1; not {width}")
+
+
+def fluctuation(u: Field, mask: Mask | None = None) -> tuple[Field, Tensor]:
+    """u − μ and σ² = ∫|u − μ|² dx, with μ the mean over tokens: (batch, token, feature) and (batch, 1, 1)."""
+    check_width(u)
+    # measured from the first real token, so that tokens that agree leave exactly 0 and not the rounding of their mean
+    start = torch.zeros_like(u[:, :1, :1], dtype=torch.long) if mask is None else first_token(mask)
+    rest = u - u.gather(1, start.expand(-1, -1, u.shape[-1]))
+    rest = keep_real(rest - token_mean(rest, mask), mask)
+    return rest, token_mean((rest**2).sum(dim=-1, keepdim=True), mask)
+
+
+class SpatialStabilization(Term):
+    """S[u] = −γ (u − μ)/√(σ² + ε), μ and σ² over the tokens: P2 eq 9 as printed, with constant γ.
+
+    ∫⟨u, S⟩ dx = −γ σ²/√(σ² + ε) and ∫S dx = 0: the mean is never damped, and the term rests where all tokens agree.
+    """
+
+    symbol: ClassVar[str] = "S"
+
+    def __init__(self, strength: float = 1.0, eps: float = 1e-5):
+        super().__init__()
+        _check_strength(strength, eps)
+        self.strength, self.eps = strength, eps
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        rest, variance = fluctuation(u, mask)
+        return -self.strength * _divided(rest, variance + self.eps)
+
+
+class CorrectedStabilization(Term):
+    """S[u] = γ ((u − μ)/√(σ² + ε) − u), μ and σ² over the tokens: with γ above the growth rate it bounds ‖u‖.
+
+    Not P2 eq 9: that term is −γ(u − μ)/√(σ² + ε), which does not touch the mean.
+    """
+
+    symbol: ClassVar[str] = "S"
+
+    def __init__(self, strength: float = 1.0, eps: float = 1e-5):
+        super().__init__()
+        _check_strength(strength, eps)
+        self.strength, self.eps = strength, eps
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        rest, variance = fluctuation(u, mask)
+        return self.strength * keep_real(_divided(rest, variance + self.eps) - u, mask)
+
+
+def _divided(rest: Field, variance: Tensor) -> Field:
+    """rest/√variance, and 0 where both are 0 (ε = 0 on a constant field)."""
+    safe = torch.where(variance > 0, variance, torch.ones_like(variance))
+    return rest / safe.sqrt()
+
+
+class LayerNormRate(Term):
+    """S[u] = γ (LN(u) − u), LN over the features of each token: an Euler step with Δt = 1/γ is LayerNorm itself."""
+
+    symbol: ClassVar[str] = "S"
+
+    def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True):
+        super().__init__()
+        _check_strength(strength, eps)
+        _check_norm_width(width)
+        self.width, self.strength = width, strength
+        self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        u = keep_real(u, mask)
+        return self.strength * keep_real(self.norm(u) - u, mask)
+
+
+class PreNorm(Term):
+    """T[LN(u)]: a term that reads the normalised field. Pre-LayerNorm is this composition; it is not a term S."""
+
+    symbol: ClassVar[str] = ""
+
+    def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
+        super().__init__()
+        if not isinstance(term, Term):
+            raise ValueError(f"term must be a Term; not {type(term).__name__}")
+        _check_norm_width(width)
+        self.width, self.term = width, term
+        self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
+        self.symbol = term.symbol  # its rate counts as that of the term inside
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        return self.term(self.norm(keep_real(u, mask)), t, mask)
+
+    def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
+        """The attention maps of an interaction that reads the normalised field."""
+        check_width(u, self.width)
+        u = keep_real(u, mask)
+        check_field(u)
+        return self.term.weights(self.norm(u), mask)

@@ -1,0 +1,135 @@
+"""What holds for every term: its axes, padding, dtype, device, derivatives and refusals."""
+
+import math
+
+import pytest
+import torch
+from systems import SEQUENCES, TERMS, WIDTH, assert_padding_changes_nothing, field, padded, term
+from torch.func import functional_call
+
+from pdelab.terms.base import Term, choose
+
+every_term = pytest.mark.parametrize("name", TERMS)
+
+# what may move when feature 1 of token 2 of batch item 0 does, out of 5 tokens and 4 features: (tokens, features)
+ALL_TOKENS, ALL_FEATURES = {0, 1, 2, 3, 4}, {0, 1, 2, 3}
+MOVED = {
+    "interaction": (ALL_TOKENS, ALL_FEATURES),
+    "interaction with leak": (ALL_TOKENS, ALL_FEATURES),
+    "causal interaction": ({2, 3, 4}, ALL_FEATURES),
+    "reaction": ({2}, ALL_FEATURES),
+    "reaction with leak and source": ({2}, ALL_FEATURES),
+    "diffusion, reflecting": ({1, 2, 3}, {1}),
+    "diffusion, absorbing, per feature": ({1, 2, 3}, {1}),
+    "diffusion, periodic, matrix": ({1, 2, 3}, {0, 1, 2}),  # the matrix of systems.py has nothing from 1 to 3
+    "spatial stabilization": (ALL_TOKENS, ALL_FEATURES),
+    "corrected stabilization": (ALL_TOKENS, ALL_FEATURES),
+    "LayerNorm rate": ({2}, ALL_FEATURES),
+    "interaction of the normalised field": (ALL_TOKENS, ALL_FEATURES),
+    "reaction of the normalised field": ({2}, ALL_FEATURES),
+    "coupling of two layers": ({2}, ALL_FEATURES),  # features 0, 1 are layer 1 and give to 2, 3, layer 2
+}
+
+
+@every_term
+def test_a_change_reaches_the_tokens_and_features_it_may_and_no_other_batch_item(name):
+    u = field()
+    changed = u.clone()
+    changed[0, 2, 1] += 0.5
+    moved = ((term(name)(changed) - term(name)(u)).abs() > 1e-9).nonzero()
+    tokens, features = MOVED[name]
+    assert set(moved[:, 0].tolist()) == {0}
+    assert set(moved[:, 1].tolist()) == tokens
+    assert set(moved[:, 2].tolist()) == features
+
+
+@every_term
+def test_a_batch_is_its_items_one_by_one(name):
+    u = field(batch=3)
+    one_by_one = torch.cat([term(name)(item) for item in u.split(1)])
+    torch.testing.assert_close(term(name)(u), one_by_one, rtol=0, atol=1e-12)
+
+
+@every_term
+@pytest.mark.parametrize("fill", [0.0, 1e30, math.nan])
+def test_padding_changes_nothing_and_has_no_rate(name, fill):
+    u, mask = padded(fill=fill)
+    with torch.no_grad():
+        alone = [term(name)(one, 0.3) for one in SEQUENCES]
+        assert_padding_changes_nothing(term(name)(u, 0.3, mask), mask, alone)
+
+
+@every_term
+def test_padding_reaches_no_gradient(name):
+    u, mask = padded()
+    u.requires_grad_()
+    rate, module = term(name), term(name)
+    rate(u, 0.3, mask).square().sum().backward()
+    alone = [one.clone().requires_grad_() for one in SEQUENCES]
+    sum(module(one, 0.3).square().sum() for one in alone).backward()
+    for row, one in enumerate(alone):
+        torch.testing.assert_close(u.grad[row, mask[row]], one.grad[0], rtol=1e-10, atol=1e-10)
+    assert (u.grad[~mask] == 0).all()
+    for found, want in zip(rate.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, want.grad, rtol=1e-10, atol=1e-10)
+
+
+@every_term
+def test_derivatives_are_those_of_finite_differences(name):
+    module = term(name)
+    names, weights = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
+    u, mask = padded((SEQUENCES[1], SEQUENCES[2]), (0, 1), tokens=5, fill=0.0)
+
+    def rate(u, *weights):
+        return functional_call(module, dict(zip(names, weights, strict=True)), (u, 0.3, mask))
+
+    inputs = [x.detach().clone().requires_grad_() for x in (u, *weights)]
+    assert torch.autograd.gradcheck(rate, inputs, fast_mode=True)
+
+
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_follows_the_field(name, dtype):
+    module, u = term(name).to(dtype), field(dtype=dtype)
+    mask = torch.ones(u.shape[:2], dtype=torch.bool)
+    assert module(u).dtype == module(u, 0.3, mask).dtype == dtype
+    torch.testing.assert_close(module(u).double(), term(name)(u.double()), rtol=1e-4, atol=1e-4)
+
+
+@every_term
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_term_runs_on_the_meta_device(name, masked):
+    with torch.device("meta"):
+        module, u = TERMS[name](), torch.ones(2, 5, WIDTH)
+        mask = torch.ones(2, 5, dtype=torch.bool) if masked else None
+    rate = module(u, 0.3, mask)
+    assert (rate.shape, rate.device.type) == (u.shape, "meta")
+
+
+@every_term
+@pytest.mark.parametrize("shape", [(5, WIDTH), (1, 2, 5, WIDTH), (2, 0, WIDTH), (0, 5, WIDTH)])
+def test_a_field_of_wrong_rank_or_without_tokens_is_refused(name, shape):
+    with pytest.raises(ValueError, match=r"^u must have shape \(batch, token"):
+        term(name)(torch.ones(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TERMS if "spatial" not in n and "corrected" not in n and "reflecting" not in n]
+)
+@pytest.mark.parametrize("width", [1, WIDTH + 1])
+def test_a_field_of_another_width_is_refused(name, width):
+    with pytest.raises(ValueError, match=r"^u must have"):
+        term(name)(field(width=width))
+
+
+@every_term
+def test_the_symbol_is_a_letter_of_the_equation(name):
+    letters = {"interaction": "A", "causal": "A", "reaction": "R", "diffusion": "D", "coupling": "C"}
+    assert isinstance(term(name), Term)
+    assert term(name).symbol == letters.get(name.replace(",", "").split()[0], "S")
+
+
+def test_a_choice_that_is_not_known_hears_of_the_known_ones():
+    assert choose("colour", "red", {"red": 1, "blue": 2}) == 1
+    with pytest.raises(ValueError, match=r"colour must be one of red, blue; not 'green'"):
+        choose("colour", "green", {"red": 1, "blue": 2})

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from systems import SEQUENCES, WIDTH, field, padded, seeded
+from torch import nn
+
+from pdelab import Interaction, PreNorm
+
+
+def interaction(**options):
+    return seeded(lambda: Interaction(WIDTH, options.pop("heads", 2), **options), spread=0.5)
+
+
+def torch_attention(ours):
+    """nn.MultiheadAttention with our weights."""
+    theirs = nn.MultiheadAttention(ours.width, ours.heads, bias=ours.out.bias is not None, batch_first=True).double()
+    theirs.load_state_dict(
+        {"in_proj_weight": ours.qkv.weight, "out_proj.weight": ours.out.weight}
+        | ({"in_proj_bias": ours.qkv.bias, "out_proj.bias": ours.out.bias} if ours.out.bias is not None else {})
+    )
+    return theirs
+
+
+def heads_one_by_one(term, u, mask=None):
+    """W_Oʰ, P^h and W_Vʰ u + b_Vʰ of each head, from the formula: lists of (width, d_h), (b, n, n), (b, n, d_h)."""
+    size = term.width // term.heads
+    value_weight, value_bias = term.qkv.weight[2 * term.width :], term.qkv.bias[2 * term.width :]
+    blocks = term.out.weight.split(size, dim=1)
+    values = (u @ value_weight.T + value_bias).split(size, dim=-1)
+    return blocks, term.weights(u, mask).unbind(1), values
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_it_is_torch_multihead_attention(heads, bias, masked):
+    term = interaction(heads=heads, bias=bias)
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+    real = mask if masked else torch.ones(u.shape[:2], dtype=torch.bool)
+    output, weights = torch_attention(term)(
+        u, u, u, key_padding_mask=~mask if masked else None, average_attn_weights=False
+    )
+    torch.testing.assert_close(term(u, mask=mask)[real], output[real], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        term.weights(u, mask).transpose(1, 2)[real], weights.transpose(1, 2)[real], rtol=0, atol=1e-12
+    )
+
+
+@given(seed=st.integers(0, 10**6), heads=st.sampled_from([1, 2, 4]), causal=st.booleans(), size=st.floats(0.01, 30))
+def test_rows_sum_to_one(seed, heads, causal, size):
+    term = interaction(heads=heads, causal=causal)
+    u, mask = padded([size * field(1, n, seed=seed + n) for n in (5, 3, 1)], (0, 2, 3), tokens=6)
+    weights = term.weights(u, mask)
+    assert weights.shape == (3, heads, 6, 6)
+    assert (weights >= 0).all()
+    rows = weights.transpose(1, 2)[mask]  # (real token, head, token)
+    torch.testing.assert_close(rows.sum(dim=-1), torch.ones_like(rows[..., 0]), rtol=0, atol=1e-12)
+    assert (weights.transpose(2, 3).transpose(1, 2)[~mask].transpose(1, 2)[:, 0] >= 0).all()
+    seen = weights * ~mask[:, None, None, :]
+    assert (seen.transpose(1, 2)[mask] == 0).all()  # a real token never looks at a padded place
+
+
+def test_zero_query_weights_give_the_mean_over_tokens():
+    """Without queries every score is equal, and the integral of P2 eq 5 is a plain mean."""
+    term = interaction()
+    with torch.no_grad():
+        term.qkv.weight[:WIDTH] = 0
+        term.qkv.bias[:WIDTH] = 0
+    u, mask = padded()
+    for row, one in enumerate(SEQUENCES):
+        mean = one.mean(dim=1, keepdim=True)
+        value = mean @ term.qkv.weight[2 * WIDTH :].T + term.qkv.bias[2 * WIDTH :]
+        want = value @ term.out.weight.T + term.out.bias
+        got = term(u, mask=mask)[row, mask[row]]
+        torch.testing.assert_close(got, want[0].expand_as(got), rtol=0, atol=1e-12)
+
+
+@given(order=st.permutations(range(5)))
+def test_permuting_the_tokens_permutes_the_rates(order):
+    term, u = interaction(), field()
+    torch.testing.assert_close(term(u[:, order]), term(u)[:, order], rtol=0, atol=1e-12)
+    torch.testing.assert_close(term.weights(u[:, order]), term.weights(u)[:, :, order][..., order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_weights_times_values_summed_over_heads_is_the_rate(causal, masked):
+    """Concatenation followed by W_O is the sum over heads of each head's own block of W_O."""
+    term = interaction(causal=causal)
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+    rate = (
+        sum(P @ value @ block.T for block, P, value in zip(*heads_one_by_one(term, u, mask), strict=True))
+        + term.out.bias
+    )
+    real = mask if masked else torch.ones(u.shape[:2], dtype=torch.bool)
+    torch.testing.assert_close(term(u, mask=mask)[real], rate[real], rtol=0, atol=1e-12)
+
+
+def test_weights_are_the_softmax_of_scaled_scores():
+    term, u = interaction(), field()
+    q, k, _ = (u @ term.qkv.weight.T + term.qkv.bias).split(WIDTH, dim=-1)
+    for head, (a, b) in enumerate(zip(q.split(2, dim=-1), k.split(2, dim=-1), strict=True)):
+        scores = torch.einsum("bia,bja->bij", a, b) / math.sqrt(2)
+        P = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+        torch.testing.assert_close(term.weights(u)[:, head], P, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_causal_token_ignores_what_comes_after_it(masked):
+    term = interaction(causal=True)
+    u, mask = padded() if masked else (field(), None)
+    tokens = u.shape[1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    assert (term.weights(u, mask)[..., later] == 0).all()
+    for j in range(tokens):
+        changed = u.clone()
+        changed[:, j] += 1
+        assert torch.equal(term(changed, mask=mask)[:, :j], term(u, mask=mask)[:, :j])
+
+
+def test_a_causal_term_is_torch_attention_with_a_causal_mask():
+    term, u = interaction(causal=True), field()
+    past = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    torch.testing.assert_close(term(u), torch_attention(term)(u, u, u, attn_mask=past)[0], rtol=0, atol=1e-12)
+
+
+def test_the_first_causal_token_sees_itself_alone():
+    term, u = interaction(causal=True), field()
+    torch.testing.assert_close(term(u)[:, :1], term(u[:, :1]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fill", [0.0, -7.0, math.nan])
+def test_masked_tokens_influence_neither_weights_nor_rate(fill):
+    term = interaction()
+    u, mask = padded(fill=fill)
+    for row, one in enumerate(SEQUENCES):
+        real = mask[row]
+        torch.testing.assert_close(
+            term.weights(u, mask)[row][:, real][..., real], term.weights(one)[0], rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(term(u, mask=mask)[row, real], term(one)[0], rtol=0, atol=1e-12)
+
+
+def test_leak_subtracts_u_once_and_strength_multiplies_the_rest():
+    u = field()
+    plain = interaction()(u)
+    torch.testing.assert_close(interaction(leak=True)(u), plain - u, rtol=0, atol=0)
+    torch.testing.assert_close(interaction(strength=0.3)(u), 0.3 * plain, rtol=0, atol=1e-15)
+    torch.testing.assert_close(interaction(strength=0.3, leak=True)(u), 0.3 * plain - u, rtol=0, atol=1e-15)
+
+
+def test_weights_of_the_normalised_field_are_those_of_its_layer_norm():
+    term, u = PreNorm(interaction(), WIDTH).double(), field()
+    normal = nn.functional.layer_norm(u, (WIDTH,))
+    torch.testing.assert_close(term.weights(u), interaction().weights(normal), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(4, 3), (4, 0), (0, 1), (4, -2), (4, 8)])
+def test_heads_that_do_not_divide_the_width_are_refused(width, heads):
+    with pytest.raises(ValueError, match=r"heads must divide width"):
+        Interaction(width, heads)
+
+
+@pytest.mark.parametrize(
+    "u",
+    [torch.ones(5, WIDTH), torch.ones(1, 5, WIDTH + 1), torch.ones(1, 0, WIDTH), torch.full((1, 2, WIDTH), math.nan)],
+)
+@pytest.mark.parametrize("wrap", [lambda term: term, lambda term: PreNorm(term, WIDTH)])
+def test_weights_refuse_what_is_not_a_field_of_their_width(u, wrap):
+    with pytest.raises(ValueError, match=r"^u "):
+        wrap(Interaction(WIDTH)).weights(u)
