@@ -119,7 +119,7 @@ MODELS |= {f"simulator, {variant}": lambda variant=variant: simulator(variant, W
 
 
 def model(name):
-    return MODELS[name]().double()
+    return seeded(MODELS[name], spread=0.4)
 
 
 SEQUENCES = (field(1, 6, seed=1), field(1, 4, seed=2), field(1, 1, seed=3), field(1, 4, seed=4))
