@@ -112,13 +112,17 @@ def laplacian(u: Field, boundary: str = "reflecting", mask: Mask | None = None) 
     """
     check_boundary(boundary)
     check_width(u)
+    if mask is None:
+        first, last = u[:, :1], u[:, -1:]  # (batch, 1, feature)
+        ends = {"reflecting": (first, last), "absorbing": (-first, -last), "periodic": (last, first)}[boundary]
+        padded = torch.cat([ends[0], u, ends[1]], dim=1)  # (batch, token + 2, feature)
+        return (padded[:, 2:] - 2 * u + padded[:, :-2]) * u.shape[1] ** 2
     left, right = u.roll(1, dims=1), u.roll(-1, dims=1)
-    real = mask if mask is not None else torch.ones(u.shape[:2], dtype=torch.bool, device=u.device)
-    has_left = torch.nn.functional.pad(real[:, :-1], (1, 0)).unsqueeze(-1)  # (batch, token, 1)
-    has_right = torch.nn.functional.pad(real[:, 1:], (0, 1)).unsqueeze(-1)
+    has_left = torch.nn.functional.pad(mask[:, :-1], (1, 0)).unsqueeze(-1)  # (batch, token, 1)
+    has_right = torch.nn.functional.pad(mask[:, 1:], (0, 1)).unsqueeze(-1)
     if boundary == "periodic":
-        first = first_token(real).expand(-1, 1, u.shape[-1])
-        last = first + real.sum(dim=1).reshape(-1, 1, 1) - 1
+        first = first_token(mask).expand(-1, 1, u.shape[-1])
+        last = first + mask.sum(dim=1).reshape(-1, 1, 1) - 1
         before, after = u.gather(1, last), u.gather(1, first)
     else:
         before = after = u if boundary == "reflecting" else -u

@@ -75,7 +75,9 @@ class Model(nn.Module):
         return replace(run, states=(*run.states[:-1], keep(final) if keep else final), final=final)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        final = self.trajectory(x, mask, keep=lambda u: None).final
+        """The output; NaN if the run diverged, so that no loss is computed from the last state that was finite."""
+        run = self.trajectory(x, mask, keep=lambda u: None)
+        final = run.final if run.status is Status.FINISHED else torch.full_like(run.final, torch.nan)
         return self.readout(final) if self.readout is not None else final
 
 
@@ -89,7 +91,7 @@ def _layers(
 ) -> MasterEquation | Layered:
     """One equation for all steps (an autonomous PDE) or one for each (a Transformer), from one seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU as well
         return build() if shared else Layered([build() for _ in range(depth)], dt)
 
 

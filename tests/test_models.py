@@ -571,3 +571,13 @@ def test_a_transformer_in_bfloat16_stays_within_its_rounding():
     assert set(errors) == {"pre", "post"}
     assert max(errors.values()) < math.sqrt(10 * 4) * 2**-8
     assert min(errors.values()) > 2**-12  # it did compute in bfloat16
+
+
+def test_the_output_of_a_diverged_run_is_not_a_number():
+    model = simulator("residual", 4, 60, 1, 8, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e9)
+    x = torch.ones(1, 3, 4)
+    assert model.trajectory(x).status is Status.DIVERGED
+    assert torch.isnan(model(x)).all()
