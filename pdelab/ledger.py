@@ -68,7 +68,7 @@ class Claim:
 
     @property
     def anchor(self) -> str:
-        return "claim-" + slug(self.id).lower()
+        return "claim-" + re.sub(r"[^a-z0-9]+", "-", self.id.lower())  # a dot would be no selector
 
 
 class Printed(float):

@@ -264,7 +264,8 @@ def post_norm_errors(
 ) -> list[float]:
     """u⁺ = LN(u + Δt F_ℓ(u)) against the flow on the sphere: ‖H_L − u(T)‖/‖u₀‖ for each depth.
 
-    LN stands after attention and after FFN. Its gains run from 1 − uneven to 1 + uneven over the features.
+    LN stands after attention and after FFN. Its gains run from 1 − uneven to 1 + uneven over the features, its bias from
+    −bias to bias: an even bias would only shift the sphere, since the next LN takes it off again.
     """
     u0 = on_sphere(random_tokens(seed))
     end = solve(sphere_rate(limit_rate(seed)), u0, steps=128, dt=TIME / 128, integrator=RK4()).final
@@ -273,7 +274,7 @@ def post_norm_errors(
         dt = TIME / layers
         norm = LayerNormRate(WIDTH, 1 / dt, eps).double().requires_grad_(False)
         norm.norm.weight.copy_(torch.linspace(1 - uneven, 1 + uneven, WIDTH))
-        norm.norm.bias.fill_(bias)
+        norm.norm.bias.copy_(torch.linspace(-bias, bias, WIDTH))
         blocks = [layer(path(n / layers)).terms for n in range(layers)]
         made = Layered([MasterEquation(a, norm, r, norm) for a, r in blocks], dt)
         run = solve(made, u0, steps=layers, dt=dt, integrator=LieEuler())
@@ -328,7 +329,7 @@ def space_errors(kind: str, seed: int, counts: Sequence[int] = COUNTS) -> list[f
 
 
 def largest_jump(u: Field) -> float:
-    """max_i |u_{i+1} − u_i|: it tends to 0 as N grows if and only if the tokens sample a continuous field."""
+    """max_i |u_{i+1} − u_i|: of the samples of one continuous field it tends to 0 as N grows."""
     return (u[:, 1:] - u[:, :-1]).norm(dim=-1).max().item()
 
 

@@ -187,7 +187,7 @@ def test_the_flow_on_the_sphere_keeps_length_and_mean():
     assert torch.allclose(rate.sum(dim=-1), torch.zeros(1, dtype=torch.float64), atol=1e-12)
 
 
-def test_post_layernorm_follows_the_sphere_only_with_unit_gain_and_no_bias():
+def test_post_layernorm_follows_the_sphere_only_with_even_gain_and_bias():
     depths = (8, 16, 32)
     assert continuum.slope(depths, continuum.post_norm_errors(2, depths)) == pytest.approx(-1, abs=0.1)
     for change in ({"uneven": 0.5}, {"bias": 0.3}):
@@ -234,6 +234,11 @@ def test_without_the_step_nothing_converges_and_with_it_everything_does():
     assert attack_continuum.attack_limit(7, scaled=False).min() > 1
     # Euler's error at 64 layers is an eighth of that at 8
     assert attack_continuum.attack_limit(7, scaled=True).max() < 0.16
+
+
+def test_without_smoothness_in_time_the_printed_rate_fails_like_the_root_of_the_depth():
+    """error(L)·L ∝ √L: from 8 to 512 layers it grows eightfold, up to the end of the series."""
+    assert attack_continuum.attack_rate(7).numpy() == pytest.approx(8, abs=0.1)
 
 
 def test_ascend_finds_the_top_of_a_hill():
