@@ -264,8 +264,8 @@ def post_norm_errors(
 ) -> list[float]:
     """u⁺ = LN(u + Δt F_ℓ(u)) against the flow on the sphere: ‖H_L − u(T)‖/‖u₀‖ for each depth.
 
-    LN stands after attention and after FFN. Its gains run from 1 − uneven to 1 + uneven over the features, its bias from
-    −bias to bias: an even bias would only shift the sphere, since the next LN takes it off again.
+    LN stands after attention and after FFN. Over the features its gains run from 1 − uneven to 1 + uneven, its bias
+    from −bias to bias: an even bias would only shift the sphere, since the next LN takes it off again.
     """
     u0 = on_sphere(random_tokens(seed))
     end = solve(sphere_rate(limit_rate(seed)), u0, steps=128, dt=TIME / 128, integrator=RK4()).final
