@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book test lab notebooks record editions format clean
+.PHONY: help book test lab notebooks record editions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -11,8 +11,12 @@ help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 	@echo "Next: make book"
 
-.venv/ready: requirements.lock pyproject.toml tools/setup.sh
+# set up again when what to install changed, or when the folder was moved: the environment holds its own address
+MOVED := $(shell [ "$$(cat .venv/ready 2>/dev/null)" = "$$(pwd -P)" ] || echo moved)
+.venv/ready: requirements.lock pyproject.toml tools/setup.sh $(MOVED)
 	@sh tools/setup.sh
+
+moved:
 
 book: .venv/ready  ## set up if needed, then build the HTML book
 	@$(PY) tools/build_book.py
@@ -39,5 +43,6 @@ format: .venv/ready  ## format the code (in notebooks: edit the text source)
 	@echo "Formatted. Next: make test"
 
 clean:  ## remove the environment and all that was built; your own work/ stays
-	@rm -rf .venv _build .pytest_cache .ruff_cache .hypothesis
+	@echo "Removing .venv and everything built …"
+	@rm -rf .venv _build .pytest_cache .ruff_cache book/.ruff_cache .hypothesis
 	@echo "Clean. Next: make book"

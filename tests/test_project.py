@@ -25,7 +25,7 @@ def bare(tmp_path):
     shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("sh", "dirname", "grep", "touch", "mkdir", "chmod", "cat", "rm"):
+    for name in ("sh", "dirname", "grep", "tail", "mkdir", "chmod", "cat", "rm"):
         (tools / name).symlink_to(shutil.which(name))
     return tmp_path
 
@@ -75,7 +75,7 @@ esac"""
     ("complaint", "words"),
     [
         ("ERROR: Failed to establish a new connection: Name or service not known", "check the network connection"),
-        ("ERROR: No space left on device", "could not be installed"),
+        ("ERROR: No space left on device", "could not be installed: ERROR: No space left on device"),
         ("ERROR: ResolutionImpossible: for help visit the documentation", "could not be installed"),
     ],
 )
@@ -106,7 +106,25 @@ def test_python_without_venv_is_told_what_to_install(bare):
 def test_a_finished_set_up_leaves_its_stamp(bare):
     script(bare / "bin" / "python3", FAKE_VENV.format(pip="exit 0"))
     assert set_up(bare) == (0, [])
-    assert (bare / ".venv" / "ready").exists()
+    assert (bare / ".venv" / "ready").read_text().strip() == str(bare.resolve())
+
+
+def test_a_folder_that_was_moved_is_set_up_again(bare):
+    script(bare / "bin" / "python3", FAKE_VENV.format(pip="exit 0"))
+    set_up(bare)
+    (bare / ".venv" / "ready").write_text("/somewhere/else\n")
+    (bare / ".venv" / "old").touch()
+    script(bare / "bin" / "python3", "rm -rf .venv; " + FAKE_VENV.format(pip="exit 0"))
+    assert set_up(bare) == (0, [])
+    assert not (bare / ".venv" / "old").exists()
+
+
+def test_a_python_that_does_not_run_is_named(bare):
+    script(bare / "bin" / "python 3.12", "echo not installed >&2; exit 127")
+    code, said = set_up(bare, PYTHON="python 3.12")
+    assert code == 1
+    assert MESSAGE.match(said[0])
+    assert "python 3.12 does not run" in said[0]
 
 
 def test_the_lock_is_exact_and_names_no_cuda():

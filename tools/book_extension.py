@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
+from build_book import SOLUTIONS
 from exercises import student_edition, tagged
 from sphinx.errors import ConfigError
 
-BEHIND, LEFT_OUT = "behind a click", "left out"
+BEHIND, LEFT_OUT = SOLUTIONS
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2")
 
@@ -22,8 +23,8 @@ def configure(app, config) -> None:
     config.exclude_patterns += [f"book/{path.stem}.md" for path in Path(app.srcdir, "book").glob("*.ipynb")]
     config.mathjax_path = "mathjax/tex-chtml.js"
     config.book_solutions = os.environ.get("BOOK_SOLUTIONS") or config.book_solutions
-    if config.book_solutions not in (BEHIND, LEFT_OUT):
-        raise ConfigError(f"book_solutions must be {BEHIND!r} or {LEFT_OUT!r}; not {config.book_solutions!r}")
+    if config.book_solutions not in SOLUTIONS:
+        raise ConfigError(f"book_solutions must be one of {SOLUTIONS}; not {config.book_solutions!r}")
     options = config.html_theme_options
     if address := os.environ.get("BOOK_REPOSITORY") or options.get("repository_url"):
         options.update(repository_url=address, use_repository_button=True, use_issues_button=True)

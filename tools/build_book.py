@@ -4,17 +4,22 @@ python tools/build_book.py [--output FOLDER]      FOLDER/_build/html; the projec
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SOLUTIONS = ("behind a click", "left out")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="build the HTML book")
     parser.add_argument("--output", type=Path, default=ROOT, help="where _build/html goes")
     output = parser.parse_args().output.resolve()
+    if (wanted := os.environ.get("BOOK_SOLUTIONS")) and wanted not in SOLUTIONS:
+        print(f"BOOK_SOLUTIONS must be one of: {', '.join(SOLUTIONS)}; not {wanted!r}.", file=sys.stderr)
+        return 2
     print("Building the book …", flush=True)
     command = [Path(sys.executable).with_name("jupyter-book"), "build", ROOT, "--path-output", output]
     run = subprocess.run([*command, "-W", "-n", "--keep-going", "-q"], stdout=subprocess.PIPE, text=True)
