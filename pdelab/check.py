@@ -16,9 +16,8 @@ class NotYet(AssertionError):
         return [f"Not yet. {self}"]
 
 
-def number(f: Callable, *arguments) -> float:
-    """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
-    what = f"{f.__name__}({', '.join(map(repr, arguments))})"
+def call(f: Callable, *arguments):
+    """f(*arguments); if it stops with an error or gives back None, that is said in one sentence."""
     try:
         value = f(*arguments)
     except NotImplementedError as error:
@@ -26,7 +25,16 @@ def number(f: Callable, *arguments) -> float:
         error._render_traceback_ = lambda: [line]
         raise
     except Exception as error:
-        raise NotYet(f"{what} stopped with {type(error).__name__}: {error}") from error
+        raise NotYet(f"{f.__name__} stopped with {type(error).__name__}: {error}") from error
+    if value is None:
+        raise NotYet(f"{f.__name__} gave back None. Does it end with `return`?")
+    return value
+
+
+def number(f: Callable, *arguments) -> float:
+    """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
+    value = call(f, *arguments)
+    what = f"{f.__name__}({', '.join(map(repr, arguments))})"
     found = _numbers(value, what)
     if found.shape != ():
         raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")

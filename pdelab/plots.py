@@ -3,6 +3,7 @@ page and on paper. This module draws and computes nothing."""
 
 import matplotlib as mpl
 from cycler import cycler
+from matplotlib.ticker import NullLocator
 
 # Told apart with any colour vision (the first three are Okabe and Ito's), and always in these roles. In grey they are
 # close: marks and line styles tell curves apart there.
@@ -39,3 +40,9 @@ STYLE = {
 def use_style() -> None:
     """Draw every figure of this session in the book's style; a chapter's first cell calls it."""
     mpl.rcParams.update(STYLE)
+
+
+def label_x(ax, values) -> None:
+    """Mark these values of x and no others: on a logarithmic axis the decades alone tell little."""
+    ax.set_xticks(list(values), [f"{value:g}" for value in values])
+    ax.xaxis.set_minor_locator(NullLocator())

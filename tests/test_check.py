@@ -76,5 +76,19 @@ def test_whatever_an_answer_does_is_said_in_one_sentence(answer, words):
         check.number(answer, 3)
 
 
+def test_any_answer_may_be_called_safely():
+    def broken(states):
+        return states[9]
+
+    def silent(states):
+        states.clear()
+
+    assert check.call(sorted, [2, 1]) == [1, 2]
+    with pytest.raises(check.NotYet, match="broken stopped with IndexError: list index out of range"):
+        check.call(broken, [])
+    with pytest.raises(check.NotYet, match=r"silent gave back None\. Does it end with `return`"):
+        check.call(silent, [])
+
+
 def test_a_number_in_any_dress_is_a_number():
     assert [check.number(lambda k, v=v: v, 0) for v in (2, 2.0, np.float32(2), torch.tensor(2.0))] == [2.0] * 4
