@@ -38,7 +38,7 @@ STYLE = {
 
 
 def use_style() -> None:
-    """Draw every figure of this session in the book's style; a chapter's first cell calls it."""
+    """Draw every figure from now on in the book's style; a chapter's first cell calls it."""
     mpl.rcParams.update(STYLE)
 
 
