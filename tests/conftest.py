@@ -3,6 +3,7 @@
 import os
 from collections import Counter, defaultdict
 
+import fonts
 import nbval.plugin
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import settings
 from pdelab.ledger import FINDINGS, check_name
 from pdelab.results import Result, Store
 
+fonts.prepare()
 settings.register_profile("pdelab", deadline=None, max_examples=25)  # a busy machine is no fault of the code
 settings.load_profile("pdelab")
 

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 
+import fonts
 import nbformat
 from exercises import BOOK, ROOT, instructor_edition, read_source, sources
 from nbclient import NotebookClient
@@ -42,6 +43,7 @@ def execute(notebook):
 
 
 def main(names: list[str]) -> int:
+    fonts.prepare()
     known = {path.stem: path for path in sources()}
     if unknown := [name for name in names if name not in known]:
         print(f"No such chapter: {', '.join(unknown)}. There are: {', '.join(known)}.", file=sys.stderr)
