@@ -52,18 +52,6 @@ def test_does_the_rate_at_fixed_n_hold_a_derivative_in_x(evidence):
 
 
 @pytest.mark.claim("P2-eq2")
-def test_is_the_initial_value_at_the_token_positions_what_an_encoder_is_given(evidence):
-    table, position = torch.nn.Embedding(16, 4), torch.nn.Embedding(10, 4)
-    words = torch.randint(16, (2, 10), generator=continuum.stream(0, "words"))
-    given = table(words) + position(torch.arange(10))
-    x = (torch.arange(10) + 0.5) / 10
-    # the field at x is the row of its word plus the row of its cell
-    field = torch.stack([table.weight[w] + position.weight[(x * 10).long()] for w in words])
-    same = torch.equal(field, given)
-    evidence("printed", holds=same, fails=not same)
-
-
-@pytest.mark.claim("P2-eq2")
 def test_do_integrals_over_words_from_a_table_converge_like_integrals(evidence):
     # mean of three seeds; each slope has a standard error near 0.06
     found = np.mean([continuum.slope(continuum.COUNTS, continuum.space_errors("vocabulary", s)) for s in (10, 11, 12)])
