@@ -14,6 +14,7 @@ PACKAGE = Path(pdelab.__file__).parent
 
 # top to bottom; x.* stands for all files of a folder, which may import each other (Python itself refuses a circle)
 ORDER = [
+    "seeds",
     "field",
     "terms.base",
     "terms.interaction",
@@ -26,6 +27,7 @@ ORDER = [
     "solver",
     "models",
     "results",
+    "datasets.*",
     "experiments.*",
     "ledger",
     "plots",

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from pdelab.experiments.continuum import normal, one_thread, stream
+from pdelab.experiments.continuum import normal, one_thread
 from pdelab.results import Result
+from pdelab.seeds import stream
 
 ROUNDING = 1e-6  # the reference solutions are exact to about 1e-9, relative to the bound
 SHRUNK = 0.9

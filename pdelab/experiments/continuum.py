@@ -9,7 +9,6 @@ the same law at every layer, N(0, 1/fan-in): the two differ in nothing but how l
 import copy
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +22,7 @@ from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field
 from pdelab.integrators import RK4, Euler, Heun, Integrator, LieEuler
 from pdelab.results import Result
+from pdelab.seeds import stream
 from pdelab.solver import Trajectory, solve
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
@@ -39,11 +39,6 @@ ROUGHNESS = {"smooth": 0.0, "fresh": 1.0}
 SCHEMES: dict[str, type[Integrator]] = {"Euler": Euler, "Lie": LieEuler, "Heun": Heun, "RK4": RK4}
 
 Weights = dict[str, Tensor]
-
-
-def stream(seed: int, *names: object) -> torch.Generator:
-    """A generator of its own for each use, from one integer and a name."""
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {names}".encode()))
 
 
 def normal(seed: int, *names: object, size: Sequence[int]) -> Tensor:

@@ -1,0 +1,106 @@
+"""What a data set is here: examples as tensors, and a name that tells where they come from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pdelab.field import Mask
+from pdelab.seeds import stream
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sequences and their answers.
+
+    | what | shape |
+    |---|---|
+    | x, symbols | (example, token), int64 |
+    | x, continuous | (example, token, feature), float32 |
+    | y | (example,) classes, or (example, token) next symbols; int64 |
+    | mask | (example, token), True where a token is real; None: all are. Padding stands at the end |
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Mask | None = None
+
+    def __post_init__(self):
+        if len(self.x) != len(self.y) or (self.mask is not None and self.mask.shape != self.x.shape[:2]):
+            shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
+            raise ValueError(f"x, y and mask must have one row per example, and mask one entry per token; not {shapes}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor | slice) -> "Examples":
+        """Some of the examples, without the padding that none of them needs."""
+        x, y = self.x[index], self.y[index]
+        if self.mask is None:
+            return Examples(x, y)
+        mask = self.mask[index]
+        longest = int(mask.sum(dim=1).max()) if len(mask) else 0
+        y = y[:, :longest] if y.ndim == 2 else y
+        return Examples(x[:, :longest], y, mask[:, :longest])
+
+    def to(self, device: torch.device | str) -> "Examples":
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
+
+    def batches(self, size: int) -> Iterator["Examples"]:
+        """All examples in order, `size` at a time; the last batch may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
+
+
+def shuffled_batches(examples: Examples, size: int, seed: int, epoch: int) -> list[Tensor]:
+    """The indices of one epoch's full batches: a function of (seed, epoch) alone, so that a run can go on anywhere.
+
+    Where examples differ in length, those of a batch are chosen from 16 batches' worth sorted by length: less padding,
+    and still another mixture in every epoch.
+    """
+    if size > len(examples):
+        raise ValueError(f"batch must be at most the {len(examples)} examples there are; not {size}")
+    generator = stream(seed, "batches", epoch)
+    order = torch.randperm(len(examples), generator=generator)
+    if examples.mask is not None:
+        length = examples.mask.sum(dim=1)
+        order = torch.cat([pool[length[pool].argsort(stable=True)] for pool in order.split(16 * size)])
+    batches = [part for part in order.split(size) if len(part) == size]
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Train and test examples under a name such as `digits-rows` or `synthetic-topics`.
+
+    source: "built in", "synthetic" (made by a rule we know) or "public" (a file that others published).
+    classes: how many answers there are; symbols: size of the alphabet, padding included, or None for continuous tokens.
+    """
+
+    name: str
+    source: str
+    train: Examples
+    test: Examples
+    classes: int
+    symbols: int | None = None
+
+    def __post_init__(self):
+        sources = ("built in", "synthetic", "public")
+        if self.source not in sources:
+            raise ValueError(f"source must be one of {', '.join(sources)}; not {self.source!r}")
+
+    @property
+    def length(self) -> int:
+        """The longest sequence, in tokens."""
+        return max(self.train.x.shape[1], self.test.x.shape[1])
+
+    @property
+    def features(self) -> int | None:
+        return self.train.x.shape[2] if self.train.x.ndim == 3 else None
+
+
+def majority(data: Dataset) -> float:
+    """The share of test answers that equal the commonest training answer: what knowing nothing scores."""
+    commonest = data.train.y.flatten().bincount().argmax()
+    return (data.test.y == commonest).double().mean().item()
