@@ -342,18 +342,19 @@ def judge(claim: Claim, store: Store | None = None) -> Outcome:
     """The claim's rule over its recorded evidence; `not yet measured` where none is recorded.
 
     A construction's evidence are the findings of its tests, recorded as check-ID; the other kinds name their experiment
-    in `evidence: {experiment, scale, …}`.
+    in `evidence: {experiment, scale, …}`, where the scale is book unless it is named.
     """
     store = store or Store()
     rule = RULES[claim.rule][0]
     if claim.rule == "untestable":
         return Outcome(claim, rule(claim, []))
-    experiment = check_name(claim.id) if claim.kind == "construction" else claim.evidence.get("experiment")
-    results = store.load(experiment, claim.evidence.get("scale")) if experiment else []
+    if claim.kind == "construction":
+        results = store.load(check_name(claim.id))
+    else:
+        named = claim.evidence.get("experiment")
+        results = store.load(named, claim.evidence.get("scale", "book")) if named else []
     if not results:
         return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
-    if len({r.scale for r in results}) > 1:
-        raise ValueError(f"claim {claim.id}: {experiment} is recorded at several scales; name one in evidence: scale")
     sources = [name for r in results for name in r.configuration.get("tests", [r.experiment])]
     return Outcome(claim, rule(claim, results), tuple(dict.fromkeys(sources)))
 

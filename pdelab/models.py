@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, keep_real
+from pdelab.field import Field, Mask, keep_real, token_mean
 from pdelab.integrators import Euler, Integrator, LieEuler
 from pdelab.solver import Status, Trajectory, solve
 from pdelab.terms.base import choose
@@ -22,8 +22,37 @@ from pdelab.terms.reaction import ACTIVATIONS, Reaction
 from pdelab.terms.stabilization import LayerNormRate, PreNorm, SpatialStabilization
 
 
+class Embedding(nn.Module):
+    """u(x, 0) = E(x) + P(x): what a token holds plus where it stands, both learned.  (P2 eq 2)
+
+    E is a table of `symbols` for tokens (batch, token), or a linear map of `features` for (batch, token, feature). With
+    the table the entries of u₀ begin as N(0, 1), half of the variance from the symbol and half from the place.
+    """
+
+    def __init__(self, width: int, length: int, *, symbols: int | None = None, features: int | None = None):
+        super().__init__()
+        if (symbols is None) == (features is None):
+            raise ValueError(f"give symbols or features, one of the two; not {symbols} and {features}")
+        self.symbols, self.features = symbols, features
+        self.content = nn.Embedding(symbols, width) if features is None else nn.Linear(features, width)
+        self.places = nn.Parameter(torch.randn(length, width) / 2**0.5)
+        if features is None:
+            with torch.no_grad():
+                self.content.weight.mul_(0.5**0.5)
+
+    def forward(self, x: Tensor) -> Field:
+        wanted = "(batch, token) of whole numbers" if self.features is None else f"(batch, token, {self.features})"
+        if x.is_floating_point() is (self.features is None) or x.ndim != (2 if self.features is None else 3):
+            raise ValueError(f"x must be {wanted}; not {x.dtype} {tuple(x.shape)}")
+        if x.shape[1] > len(self.places):
+            raise ValueError(f"x must have at most {len(self.places)} tokens, the length this was built for")
+        return self.content(x) + self.places[: x.shape[1]]  # (batch, token, width)
+
+
 class Model(nn.Module):
     """x → embed → u(0) → solve → u(T) → final norm → readout; each of embed, norm and readout may be absent.
+
+    With pool=True the readout sees the mean over the real tokens, (batch, feature): a classifier. Else every token.
 
     | what | shape |
     |---|---|
@@ -42,10 +71,11 @@ class Model(nn.Module):
         embed: nn.Module | None = None,
         norm: nn.Module | None = None,
         readout: nn.Module | None = None,
+        pool: bool = False,
     ):
         super().__init__()
         self.equation, self.steps, self.dt, self.integrator = equation, steps, dt, integrator
-        self.embed, self.norm, self.readout = embed, norm, readout
+        self.embed, self.norm, self.readout, self.pool = embed, norm, readout, pool
 
     def trajectory(
         self,
@@ -78,7 +108,44 @@ class Model(nn.Module):
         """The output; NaN if the run diverged, so that no loss is computed from the last state that was finite."""
         run = self.trajectory(x, mask, keep=lambda u: None)
         final = run.final if run.status is Status.FINISHED else torch.full_like(run.final, torch.nan)
+        if self.pool:
+            final = token_mean(final, mask).squeeze(1)  # (batch, feature)
         return self.readout(final) if self.readout is not None else final
+
+    def layers(self) -> dict[str, nn.Module]:
+        """embed, layer 1 … layer L (or `layers`, if all share their weights), readout: what has weights of its own."""
+        stack = self.equation.equations if isinstance(self.equation, Layered) else [self.equation]
+        names = [f"layer {n}" for n in range(1, len(stack) + 1)] if len(stack) == self.steps else ["layers"]
+        parts = {"embed": self.embed, **dict(zip(names, stack, strict=True)), "norm": self.norm}
+        parts["readout"] = self.readout
+        return {name: part for name, part in parts.items() if part is not None and list(part.parameters())}
+
+
+def with_ends(
+    core: Model,
+    width: int,
+    *,
+    outputs: int,
+    length: int,
+    symbols: int | None = None,
+    features: int | None = None,
+    pool: bool = True,
+    seed: int = 0,
+) -> Model:
+    """The core between a learned embedding and a linear readout: a classifier; pool=False: one answer a token."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        embed, readout = Embedding(width, length, symbols=symbols, features=features), nn.Linear(width, outputs)
+    return Model(
+        core.equation,
+        steps=core.steps,
+        dt=core.dt,
+        integrator=core.integrator,
+        embed=embed,
+        norm=core.norm,
+        readout=readout,
+        pool=pool,
+    )
 
 
 def _check_depth(depth: int) -> None:

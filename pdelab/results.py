@@ -52,7 +52,11 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: `figures` holds what was measured, `controls` the same measured on something that knows nothing."""
+    """One run: `figures` holds what was measured, `controls` the same measured on something that knows nothing.
+
+    A run of several models names its figures MODEL/figure; `diverged` names the models that did not finish, with the
+    step that failed, and their figures are absent.
+    """
 
     experiment: str
     configuration: dict
@@ -61,6 +65,7 @@ class Result:
     status: str
     figures: Figures
     controls: Figures = field(default_factory=dict)
+    diverged: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=environment)
     seconds: float = 0.0
 
@@ -108,13 +113,13 @@ def _seal(content: dict) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """The old file or the new one, never half of either, whenever the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
@@ -235,8 +240,9 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
     if unfinished := [r.seed for r in results if r.status == "interrupted"]:
         raise ValueError(f"results holds interrupted runs (seeds {unfinished}); finish them or leave them out")
-    finished = [r for r in results if r.status == "finished"]
-    diverged = sum(r.status == "diverged" for r in results)
+    model = figure.split("/")[0]
+    finished = [r for r in results if r.status == "finished" and model not in r.diverged]
+    diverged = len(results) - len(finished)
     tables = [r.controls if control else r.figures for r in finished]
     missing = [r.seed for r, table in zip(finished, tables, strict=True) if figure not in table]
     if missing:

@@ -28,11 +28,13 @@ ORDER = [
     "models",
     "results",
     "datasets.*",
+    "training",
     "experiments.*",
     "ledger",
     "plots",
     "interactive",
     "check",
+    "cli",
 ]
 
 

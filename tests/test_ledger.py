@@ -277,11 +277,14 @@ def test_our_own_statement_is_called_true_only_if_tested(store, found, label):
     assert f"<dt>{label}</dt><dd>that</dd>" in ledger.table([judge(claim, store)])._repr_html_()
 
 
-def test_results_of_several_scales_are_not_mixed(store):
-    for scale in ("book", "paper"):
-        store.save(Result("check-X-1", {}, scale, 0, "finished", findings(printed_holds=1)))
-    with pytest.raises(ValueError, match="several scales"):
-        verdict_of(store, kind="construction", rule="checked")
+@pytest.mark.parametrize(("scale", "verdict"), [({}, "holds"), ({"scale": "paper"}, "fails")])
+def test_results_of_several_scales_are_not_mixed(store, scale, verdict):
+    for name, value in (("book", 1.0), ("paper", 0.0), ("smoke", 0.0)):
+        for seed in range(3):
+            store.save(Result("x", {}, name, seed, "finished", {"ours": value}, {"nothing": 0.0}))
+    evidence = {"experiment": "x", "figure": "ours", "control": "nothing", "printed": "value", **scale}
+    claim = Claim(**entry(kind="measurement", rule="at_least", printed={"value": 0.9}, evidence=evidence))
+    assert judge(claim, store).verdict == verdict
 
 
 def test_without_evidence_a_claim_is_not_yet_measured(store):

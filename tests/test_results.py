@@ -97,7 +97,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
     path = tmp_path / "file.txt"
     write_atomically(path, "old")
     with pytest.raises(TypeError):
-        write_atomically(path, b"bytes are not text")
+        write_atomically(path, 7)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -9,7 +9,6 @@ The control is the backward heat equation: the search must find growth without b
 """
 
 import math
-import time
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from pdelab.equation import MasterEquation
 from pdelab.experiments.attack_continuum import ROUNDING, SHRUNK, ascend, attention, longest, norm2
 from pdelab.experiments.continuum import normal, one_thread, smooth_embedding
+from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import laplacian_eigenvalues
 from pdelab.integrators import RK4, ExponentialDiffusion, ImplicitDiffusion
 from pdelab.results import Result
@@ -147,10 +147,10 @@ def attack_return(seed: int, fields: int = 16) -> Tensor:
     return torch.stack(found)
 
 
+@experiment(Scale.BOOK)
 @one_thread()
-def run(seed: int) -> Result:
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """One seed of every attack; `worst` is the largest ratio that the corrected statement allowed."""
-    started = time.perf_counter()
     batch = 64
     matrices = grows_without_bound(normal(seed, "D", size=(batch, 2, 2)))
     powers = 0.5 * torch.rand(batch, generator=stream(seed, "q"), dtype=torch.float64)
@@ -165,7 +165,7 @@ def run(seed: int) -> Result:
     return Result(
         experiment="attack_existence",
         configuration={"matrices": batch, "fields": batch, "moment": MOMENT, "rounding": ROUNDING},
-        scale="book",
+        scale=scale,
         seed=seed,
         status="finished",
         figures={
@@ -183,5 +183,4 @@ def run(seed: int) -> Result:
             **{f"worst_{name}": found.max().item() for name, found in ratios.items()},
         },
         controls={"backward_heat_grows": float(grows_without_bound(torch.tensor([[-1.0]], dtype=torch.float64)))},
-        seconds=round(time.perf_counter() - started, 3),
     )

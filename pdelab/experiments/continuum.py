@@ -8,7 +8,6 @@ the same law at every layer, N(0, 1/fan-in): the two differ in nothing but how l
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pdelab.equation import Layered, MasterEquation
+from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import Field
 from pdelab.integrators import RK4, Euler, Heun, Integrator, LieEuler
 from pdelab.results import Result
@@ -354,14 +354,14 @@ def error_bound(K: float, M: float, K_t: float, T: float, dt: float, inconsisten
     return (inconsistency + (K * M + K_t) * dt / 2) * growth
 
 
+@experiment(Scale.BOOK)
 @one_thread()
-def run(seed: int) -> Result:
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """One seed: doubling for six kinds of stacks, orders of schemes, post-LayerNorm, wide fresh stacks, tokens."""
-    started = time.perf_counter()
     figures: dict[str, float | list[float]] = {}
     for weights in ("smooth", "fresh"):
-        for scale in SCALES:
-            figures[f"{weights} {scale}"] = doubling(weights, scale, seed)
+        for branch in SCALES:
+            figures[f"{weights} {branch}"] = doubling(weights, branch, seed)
     for scheme in ("Euler", "Lie"):
         figures[f"error {scheme}"] = scheme_errors(scheme, seed)
         figures[f"slope {scheme}"] = slope(DEPTHS, figures[f"error {scheme}"])
@@ -385,10 +385,9 @@ def run(seed: int) -> Result:
             "depths": list(DEPTHS),
             "token_counts": list(COUNTS),
         },
-        scale="book",
+        scale=scale,
         seed=seed,
         status="finished",
         figures=figures,
         controls={"post-LayerNorm with uneven gain": slope(DEPTHS, post_norm_errors(seed, uneven=0.5))},
-        seconds=round(time.perf_counter() - started, 3),
     )

@@ -4,10 +4,9 @@ A sequence of N random tokens diffuses, ∂u/∂t = ∂²u/∂x², up to t = 0.2
 that is left, ⟨m(t), m(0)⟩ / |m(0)|² with m = the mean over tokens.
 """
 
-import time
-
 import torch
 
+from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import Field
 from pdelab.results import Result
 from pdelab.solver import Status, Trajectory, solve
@@ -32,18 +31,17 @@ def mean_kept(trajectory: Trajectory) -> list[float]:
     return (means @ means[0] / means[0].dot(means[0])).tolist()
 
 
-def run(seed: int) -> Result:
+@experiment(Scale.BOOK)
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """One seed: zero ends as printed, reflecting ends as the control."""
-    started = time.perf_counter()
     u0 = random_tokens(seed)
     absorbing, reflecting = (evolve(u0, boundary) for boundary in ("absorbing", "reflecting"))
     return Result(
         experiment="heat_ends",
         configuration={"tokens": TOKENS, "features": FEATURES, "time": TIME, "steps": STEPS, "coefficient": 1.0},
-        scale="book",
+        scale=scale,
         seed=seed,
         status=max(absorbing.status, reflecting.status, key=lambda status: status is Status.DIVERGED).value,
         figures={"mean_kept": mean_kept(absorbing)[-1]},
         controls={"reflecting_ends": mean_kept(reflecting)[-1]},
-        seconds=round(time.perf_counter() - started, 3),
     )

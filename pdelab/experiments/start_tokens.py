@@ -8,12 +8,11 @@ The task: sequences of 14 symbols out of 8; is symbol 0 or symbol 1 the more fre
 start token, so the model must carry something there.
 """
 
-import time
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.results import Result
 
 SYMBOLS, LENGTH, WIDTH, LAYERS, STEPS, BATCH = 8, 14, 32, 2, 200, 64
@@ -77,9 +76,9 @@ def end_lengths(model: Encoder, seed: int = 0) -> list[float]:
     return [((u[0] + u[-1]) / 2 / u[1:-1].mean()).item() for u in lengths]
 
 
-def run(seed: int) -> Result:
+@experiment(Scale.BOOK)
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """One seed: pre-LayerNorm and post-LayerNorm; as control the same encoder with its ends set to zero."""
-    started = time.perf_counter()
     figures, controls = {}, {}
     for name, norm_first in (("pre", True), ("post", False)):
         model, accuracy = train(norm_first, seed)
@@ -90,10 +89,9 @@ def run(seed: int) -> Result:
     return Result(
         experiment="start_tokens",
         configuration={"symbols": SYMBOLS, "length": LENGTH, "width": WIDTH, "layers": LAYERS, "steps": STEPS},
-        scale="book",
+        scale=scale,
         seed=seed,
         status="finished",
         figures=figures,
         controls=controls,
-        seconds=round(time.perf_counter() - started, 3),
     )

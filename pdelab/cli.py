@@ -1,0 +1,281 @@
+"""pdelab run | results | claims | data | doctor.
+
+Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not understood; 3 data are missing; 130 stopped.
+"""
+
+import csv
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from inspect import getdoc
+from pathlib import Path
+
+import click
+import torch
+from tqdm.auto import tqdm
+
+from pdelab import __version__, ledger
+from pdelab.datasets import cache
+from pdelab.experiments import runner
+from pdelab.experiments.scales import Scale, choose_scale
+from pdelab.results import DamagedResult, Result, Store, Summary, data_folder, summarise
+from pdelab.training import DamagedCheckpoint, choose_device
+
+DAMAGED, MISSING, STOPPED = 1, 3, 130
+
+
+class Group(click.Group):
+    """Commands whose expected troubles end in a sentence and an exit code, not in a traceback."""
+
+    def invoke(self, ctx: click.Context):
+        try:
+            return super().invoke(ctx)
+        except cache.DataMissing as error:
+            fail(str(error), MISSING)
+        except (DamagedResult, DamagedCheckpoint, cache.DataDamaged, OSError) as error:
+            fail(str(error), DAMAGED)
+
+
+def fail(words: str, code: int):
+    click.echo(f"pdelab: {words}", err=True)
+    sys.exit(code)
+
+
+def store_folder() -> Path:
+    """PDELAB_RESULTS; else data/results in a checkout; else, for an installed package, a folder in the user's cache."""
+    if named := os.environ.get("PDELAB_RESULTS"):
+        return Path(named).expanduser()
+    recorded = data_folder() / "results"
+    return recorded if (data_folder().parent / "pyproject.toml").exists() else cache.folder() / "results"
+
+
+def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False) -> None:
+    """Columns on a terminal, or comma-separated values."""
+    if as_csv:
+        csv.writer(sys.stdout).writerows([header, *rows])
+        return
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)] + [0]  # the last column is free
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pdelab")
+def main() -> None:
+    """Transformers as PDEs: run the experiments, read their results, judge the claims."""
+
+
+class Seeds(click.ParamType):
+    """5 stands for the seeds 0 to 4; 0,3,7 for these three."""
+
+    name = "N or LIST"
+
+    def convert(self, value, param, ctx) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            parts = [int(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
+        seeds = parts if "," in str(value) else list(range(parts[0]))
+        if not seeds or min(seeds) < 0:
+            self.fail(f"{value!r} names no seed; use a number of at least 1, or a list of seeds from 0")
+        return list(dict.fromkeys(seeds))
+
+
+def matching(names: Iterable[str]) -> list[str]:
+    """The experiments that the names or patterns stand for: corners-* is all of them that begin so."""
+    found: dict[str, None] = {}
+    for name in names:
+        fitting = [known for known in runner.RUNS if fnmatchcase(known, name)]
+        if not fitting:
+            known = ", ".join(runner.RUNS)
+            raise click.BadParameter(f"no experiment is called {name!r}; there are {known}", param_hint="NAME")
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
+@main.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--scale", type=click.Choice(list(Scale)), help="Size; default: PDELAB_SCALE, else book.")
+@click.option("--seeds", type=Seeds(), default="5", show_default=True, help=getdoc(Seeds))
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
+@click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
+@click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
+@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
+    """Run experiments and record their results; without a name, list them.
+
+    What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
+    """
+    if not names:
+        known = {name: runner.find(name) for name in runner.RUNS}
+        rows = [(name, "/".join(one.scales), getdoc(one).split("\n")[0]) for name, one in known.items()]
+        table(rows, ("experiment", "scales", "what it measures"))
+        click.echo("Next: pdelab run NAME, or a pattern such as 'corners-*'")
+        return
+    try:
+        scale, chosen = choose_scale(scale), choose_device(device)
+        torch.zeros(1, device=chosen)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise click.UsageError(str(error).split("\n")[0]) from error
+    store = Store(folder or store_folder())
+    try:
+        todo = runner.jobs(matching(names), scale, seeds, store, again)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if skipped := len(matching(names)) * len(seeds) - len(todo):
+        click.echo(f"{skipped} recorded already in {store.folder} (--again runs them anew)")
+    workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
+    stopped = []
+    for job, found in runner.do_all(todo, store, device=str(chosen), workers=workers, progress=not quiet):
+        if isinstance(found, str):
+            stopped.append(f"{job}: {found}")
+        else:
+            result = store.read(found)
+            lost = f", diverged: {', '.join(result.diverged)}" if result.diverged else ""
+            tqdm.write(f"{job}: {result.status}{lost}, {result.seconds:.1f} s, {found}", file=sys.stdout)
+    if stopped:
+        fail("\n".join([*stopped, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
+    click.echo(f"Next: pdelab results {names[0]}")
+
+
+@main.command()
+@click.argument("name", required=False)
+@click.option("--scale", type=click.Choice(list(Scale)), help="One size only.")
+@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def results(name, scale, folder, as_csv) -> None:
+    """What is recorded: all experiments, or the figures of one with their controls and intervals."""
+    store = Store(folder or store_folder())
+    if name is None:
+        known = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
+        rows = [row for one in known for row in overview(store.load(one, scale))]
+        table(rows, ("experiment", "scale", "seeds", "diverged", "seconds", "commit"), as_csv)
+        return
+    found = store.load(name, scale)
+    if not found:
+        raise click.UsageError(f"nothing is recorded of {name!r} in {store.folder}; pdelab results lists what is")
+    rows = []
+    for size in dict.fromkeys(r.scale for r in found):
+        same = [r for r in found if r.scale == size and r.status != "interrupted"]
+        for kind in ("figures", "controls"):
+            for figure in dict.fromkeys(key for r in same for key in getattr(r, kind)):
+                summary = summarise(same, figure, control=kind == "controls")
+                rows.append((size, kind.removesuffix("s"), figure, shown(summary)))
+    table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv)
+
+
+def overview(found: list[Result]) -> list[tuple]:
+    """One row per scale."""
+    rows = []
+    for scale in dict.fromkeys(r.scale for r in found):
+        same = [r for r in found if r.scale == scale]
+        lost = sum(r.status == "diverged" for r in same)
+        seconds = sum(r.seconds for r in same) / len(same)
+        commits = ", ".join(dict.fromkeys(r.environment.get("commit", "unknown") for r in same))
+        seeds = ",".join(str(r.seed) for r in same)
+        rows.append((same[0].experiment, scale, seeds, lost, f"{seconds:.1f}", commits))
+    return rows
+
+
+def shown(summary: Summary | list[Summary]) -> str:
+    return str(summary) if isinstance(summary, Summary) else "; ".join(str(one) for one in summary)
+
+
+@main.command()
+@click.argument("claim_id", required=False)
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def claims(claim_id, as_csv) -> None:
+    """The verdict on every claim of the papers, or all about one."""
+    outcomes = ledger.judge_all()
+    if claim_id is None:
+        rows = [(o.claim.id, o.verdict.value, o.claim.chapter, o.claim.title) for o in outcomes]
+        table(rows, ("claim", "verdict", "chapter", "title"), as_csv)
+        if not as_csv:
+            click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(outcomes).items() if n))
+        return
+    chosen = next((o for o in outcomes if o.claim.id == claim_id), None)
+    if chosen is None:
+        raise click.UsageError(f"no claim is called {claim_id!r}; pdelab claims lists them all")
+    claim = chosen.claim
+    lines = {"claim": f"{claim.id}, {claim.title} ({claim.where})", "says": claim.says, "control": claim.control}
+    lines |= {"verdict": chosen.verdict.value, "because": chosen.ruling.because, "from": ", ".join(chosen.sources)}
+    table([(key, value) for key, value in lines.items() if value], ("", ""))
+
+
+@main.group()
+def data() -> None:
+    """The public data: list, get, verify."""
+
+
+@data.command("list")
+def list_data() -> None:
+    """What is here, what is missing, and how large it is."""
+    entries = cache.listing()
+    rows = [(e.name, e.state, f"{e.bytes / 1e6:.1f} MB", e.credit) for e in entries]
+    table(rows, ("name", "state", "size", "credit"))
+    click.echo(f"Folder: {cache.folder()} (PDELAB_DATA names another). Next: pdelab data get NAME")
+
+
+@data.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=click.Choice([*cache.SOURCES, "all"]))
+def get(names) -> None:
+    """Download what is missing or damaged; checksums are verified, and nothing half-written stays."""
+    for name in cache.SOURCES if "all" in names else names:
+        for path in cache.get(name):
+            click.echo(f"{name}: {path}")
+
+
+@data.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(cache.SOURCES)))
+def verify(names) -> None:
+    """Check files against their checksums, without network; without a name, every source that is here."""
+    wanted = names or [e.name for e in cache.listing() if e.state != "missing"]
+    for name in wanted:
+        cache.verify(name)
+        click.echo(f"{name}: whole")
+    if not wanted:
+        click.echo("Nothing is here yet. Next: pdelab data get NAME")
+
+
+@main.command()
+def doctor() -> None:
+    """What is installed, which device, which data, and what is missing and how to get it."""
+    advice = []
+    packages = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch", "jupyterlab", "pytest")
+    rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
+    for name in packages:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "not installed"))
+            extra = {"jupyterlab": "book", "pytest": "test"}.get(name)
+            advice.append(f"{name} is missing: pip install " + (f"'pdelab[{extra}]'" if extra else name))
+    device = choose_device()
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    rows += [("device", kind), ("cores", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
+    rows += [("data folder", cache.folder())]
+    for entry in cache.listing():
+        rows.append((f"data {entry.name}", entry.state))
+        if entry.state == "missing":
+            advice.append(f"{entry.name} is not here (needed at paper scale only): pdelab data get {entry.name}")
+        elif entry.state == "damaged":
+            advice.append(entry.problem)
+    store = Store(store_folder())
+    faults = store.damaged()
+    rows += [("results", f"{len(list(store.folder.glob('*/*.json')))} in {store.folder}, {len(faults)} damaged")]
+    rows += [("scale", os.environ.get("PDELAB_SCALE", "book"))]
+    table(rows, ("what", "found"))
+    click.echo("\n".join(f"- {line}" for line in [*advice, *faults.values()]) or "Nothing is missing.")
+    if faults or any("damaged" in str(row[1]) and row[0].startswith("data ") for row in rows):
+        sys.exit(DAMAGED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Find an experiment by name and run it: what is recorded is not run again, and what was begun goes on."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from pdelab.datasets import cache
+from pdelab.experiments.scales import Run, Scale, Workplace
+from pdelab.experiments.tasks import Interrupted
+from pdelab.results import Result, Store
+from pdelab.training import choose_device
+
+# name -> module and function
+RUNS = {
+    "heat_ends": ("heat_ends", "run"),
+    "start_tokens": ("start_tokens", "run"),
+    "continuum": ("continuum", "run"),
+    "attack_continuum": ("attack_continuum", "run"),
+    "attack_existence": ("attack_existence", "run"),
+    "corners-images": ("corners", "images"),
+    "corners-listops": ("corners", "listops"),
+    "reference-images": ("reference", "images"),
+    "reference-listops": ("reference", "listops"),
+}
+
+
+def find(name: str) -> Run:
+    """The function run(scale, seed, work) of an experiment; its `scales` are the sizes it has."""
+    if name not in RUNS:
+        raise ValueError(f"no experiment is called {name!r}; there are {', '.join(RUNS)}")
+    module, function = RUNS[name]
+    return getattr(import_module(f"pdelab.experiments.{module}"), function)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One Result to be made."""
+
+    name: str
+    scale: Scale
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.scale}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its checkpoints wait until the Result is recorded."""
+        return cache.folder() / "runs" / self.name / f"{self.scale}-seed{self.seed}"
+
+
+def jobs(names: Sequence[str], scale: Scale, seeds: Sequence[int], store: Store, again: bool = False) -> list[Job]:
+    """What is not yet in the store; with `again` everything. A name without this scale is refused."""
+    for name in names:
+        if scale not in find(name).scales:
+            raise ValueError(f"{name} has the scales {', '.join(find(name).scales)}; not {scale}")
+    wanted = [Job(name, scale, seed) for name in names for seed in seeds]
+    return [job for job in wanted if again or not store.path(job.name, job.scale, job.seed).exists()]
+
+
+def do(job: Job, device: str = "cpu", progress: int = 0) -> Result | str:
+    """The Result, or words on why there is none yet."""
+    work = Workplace(str(choose_device(device)), job.folder, progress)
+    try:
+        return find(job.name)(job.scale, job.seed, work)
+    except Interrupted as stop:
+        return str(stop)
+
+
+def do_all(
+    todo: Sequence[Job], store: Store, *, device: str = "cpu", workers: int = 1, progress: bool = True
+) -> Iterator[tuple[Job, Path | str]]:
+    """Run the jobs, record each Result as it comes, and give (job, file), or (job, words) for one that was stopped.
+
+    With several workers each has one thread: models as small as the book's train faster two beside each other than one
+    on two threads. After an interruption the runs in progress keep their checkpoints and no new one is begun.
+    """
+    done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
+    for job, found in done(todo, device=device, progress=progress):
+        if isinstance(found, Result):
+            path = store.save(found)
+            shutil.rmtree(job.folder, ignore_errors=True)
+            yield job, path
+        else:
+            yield job, found
+            if workers == 1:
+                return
+
+
+def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tuple[Job, Result | str]]:
+    for job in todo:
+        yield job, do(job, device, int(progress))
+
+
+_line = 1  # of the terminal, for the bar of this worker
+
+
+def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
+    """A worker: one thread, a line of its own, and Ctrl-C is for the training loop, which stops between two steps."""
+    global _line
+    _line = lines.get()
+    torch.set_num_threads(1)
+    tqdm.set_lock(lock)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(job: Job, device: str, progress: bool) -> Result | str:
+    return do(job, device, _line if progress else 0)
+
+
+def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int) -> Iterator[tuple[Job, Result | str]]:
+    context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
+    lines = context.Queue()
+    for line in range(workers):
+        lines.put(line + 2)  # line 1 counts the jobs
+    pool = ProcessPoolExecutor(workers, context, _begin, (lines, tqdm.get_lock()))
+    with pool, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
+        running = {pool.submit(_work, job, device, progress): job for job in todo}
+        while running:
+            try:
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                for future in [future for future in running if future.cancel()]:
+                    running.pop(future)
+                for process in pool._processes.values():  # kill -INT reaches this process alone; a terminal, all
+                    os.kill(process.pid, signal.SIGINT)
+                continue
+            for future in finished:
+                job = running.pop(future)
+                bar.update()
+                yield job, future.result()

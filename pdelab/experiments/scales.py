@@ -1,0 +1,70 @@
+"""Three sizes of every experiment, and where a run may work."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+
+from pdelab.results import Result
+
+
+class Scale(StrEnum):
+    """smoke: seconds, to see that it runs. book: what the chapters show, on a CPU. paper: the papers' sizes."""
+
+    SMOKE = "smoke"
+    BOOK = "book"
+    PAPER = "paper"
+
+
+def choose_scale(scale: str | None = None) -> Scale:
+    """The argument, else the environment's PDELAB_SCALE, else book."""
+    name = scale or os.environ.get("PDELAB_SCALE") or Scale.BOOK
+    if name not in list(Scale):
+        raise ValueError(f"scale must be one of {', '.join(Scale)}; not {name!r}")
+    return Scale(name)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """How a run is done, as opposed to what: nothing here may change a figure.
+
+    folder: where checkpoints are kept until the result is; None: nowhere.
+    progress: the line of the terminal for a progress bar, from 1; 0: none.
+    """
+
+    device: str = "cpu"
+    folder: Path | None = None
+    progress: int = 0
+
+    def inside(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / name
+
+
+HERE = Workplace()
+
+
+Run = Callable[[Scale, int, Workplace], Result]
+
+
+def experiment(*scales: Scale) -> Callable[[Run], Run]:
+    """Make of a function an experiment with these sizes: run(scale, seed, work=HERE), timed, other sizes refused.
+
+    One size is enough for an exact computation, which has no larger form.
+    """
+
+    def of(run: Run) -> Run:
+        @wraps(run)
+        def sized(scale: Scale | str, seed: int, work: Workplace = HERE) -> Result:
+            if scale not in scales:
+                raise ValueError(f"scale must be {' or '.join(scales)}, the sizes this experiment has; not {scale!r}")
+            started = time.perf_counter()
+            result = run(Scale(scale), seed, work)
+            return replace(result, seconds=round(time.perf_counter() - started, 3))
+
+        sized.scales = scales
+        return sized
+
+    return of

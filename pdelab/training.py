@@ -1,0 +1,404 @@
+"""One training loop for classifiers and language models, which loses nothing.
+
+A run is a function of (model, data, settings, seed): the batches of a step, and the random numbers of a layer that
+draws some, follow from the seed and the step. So a checkpoint is weights, optimiser and record, and a run that goes on
+from it gives the same bits as one that never stopped. A loss that is not finite ends the run as diverged: a result.
+"""
+
+import hashlib
+import io
+import math
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm.auto import tqdm
+
+from pdelab.datasets.base import Dataset, Examples, shuffled_batches
+from pdelab.metrics.similarity import fidelity
+from pdelab.metrics.stability import gradient_norms, nonuniformity
+from pdelab.models import Model
+from pdelab.results import STATUSES, write_atomically
+from pdelab.seeds import derive
+
+FINISHED, DIVERGED, INTERRUPTED = STATUSES
+DECAYS = ("cosine", "none")
+PROBE = 32  # test examples on which the states are watched
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not what was written, or belongs to another run."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train: AdamW, a linear warm-up to `rate`, then a cosine down to 0 or no decay.
+
+    clip: the largest whole gradient norm that passes unchanged; None: no clipping. The record says when it acted.
+    evaluate_every, checkpoint_every: in steps; the last step is always evaluated and kept.
+    watch: steps after which gradient norms per layer and statistics of the states are recorded; 0 is before training.
+    """
+
+    steps: int
+    batch: int = 64
+    rate: float = 1e-3
+    warmup: int = 0
+    decay: str = "cosine"
+    weight_decay: float = 0.01
+    clip: float | None = None
+    evaluate_every: int | None = None
+    checkpoint_every: int = 100
+    watch: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, least in {"steps": 1, "batch": 1, "warmup": 0, "checkpoint_every": 1}.items():
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be at least {least}; not {value}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, or None for the end only; not {self.evaluate_every}")
+        if not self.rate > 0 or (self.clip is not None and not self.clip > 0):
+            raise ValueError(f"rate and clip must be positive; not {self.rate} and {self.clip}")
+        if self.decay not in DECAYS:
+            raise ValueError(f"decay must be one of {', '.join(DECAYS)}; not {self.decay!r}")
+        if beyond := [step for step in self.watch if not 0 <= step <= self.steps]:
+            raise ValueError(f"watch must name steps from 0 to {self.steps}; not {beyond}")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of step 0, 1, …: rate · (step+1)/warmup, then rate · ½(1 + cos πs), s from 0 to 1."""
+        if step < self.warmup:
+            return self.rate * (step + 1) / self.warmup
+        if self.decay == "none":
+            return self.rate
+        s = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.rate * (1 + math.cos(math.pi * s)) / 2
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and accuracy over `examples`, with Wilson's 95 % interval for the accuracy."""
+
+    step: int
+    loss: float
+    accuracy: float
+    low: float
+    high: float
+    examples: int
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:.3f} [{self.low:.3f}, {self.high:.3f}] on {self.examples} examples"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen at one step: norms of the gradient per layer, and one value per state from embedding to output.
+
+    gradient_norm: the whole norm, √Σg² over a layer's weights; gradient_rms: the same over √(number of weights).
+    state_rms: root mean square of the entries; fidelity: cosine with the input; nonuniformity: ‖u − μ‖/‖u‖.
+    """
+
+    step: int
+    gradient_norm: dict[str, float]
+    gradient_rms: dict[str, float]
+    state_rms: list[float] = field(default_factory=list)
+    fidelity: list[float] = field(default_factory=list)
+    nonuniformity: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Training:
+    """The record of a run. Losses and whole gradient norms (before clipping) have one entry per step done."""
+
+    status: str = INTERRUPTED
+    stopped_at: int | None = None
+    losses: list[float] = field(default_factory=list)
+    gradient_norms: list[float] = field(default_factory=list)
+    clipped: list[int] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """Steps done; a diverged run failed in the next, `stopped_at`."""
+        return len(self.losses)
+
+    @property
+    def accuracy(self) -> float:
+        """The last evaluation's."""
+        return self.evaluations[-1].accuracy if self.evaluations else math.nan
+
+
+def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """(p + z²/2n ± z√(p(1−p)/n + z²/4n²)) / (1 + z²/n), Wilson's interval for a share p of n.
+
+    >>> low, high = wilson(0, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.0, 0.278)
+    """
+    p, n = successes / trials, trials
+    middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
+
+
+def choose_device(device: str = "auto") -> torch.device:
+    """auto: CUDA if there is one, else MPS, else the CPU."""
+    if device != "auto":
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _loss(logits: Tensor, batch: Examples) -> Tensor:
+    """Cross-entropy over classes (batch, class), or over real tokens (batch, token, class)."""
+    if logits.shape[:-1] != batch.y.shape:
+        raise ValueError(f"model gives {tuple(logits.shape)} for answers of shape {tuple(batch.y.shape)}")
+    if batch.y.ndim == 1 or batch.mask is None:
+        return cross_entropy(logits.flatten(0, -2), batch.y.flatten())
+    return cross_entropy(logits[batch.mask], batch.y[batch.mask])
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int = 256) -> Evaluation:
+    """Loss and accuracy; an answer that is not a number is wrong.
+
+    For language models an example's accuracy is that of its tokens, which depend on each other: the interval counts
+    examples, not tokens, and is then wider than need be.
+    """
+    device, was_training = _device(model), model.training
+    model.eval()
+    loss, right = 0.0, 0.0
+    for part in examples.batches(batch):
+        part = part.to(device)
+        logits = model(part.x, part.mask)
+        correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
+        if correct.ndim == 2:
+            real = part.mask if part.mask is not None else torch.ones_like(correct)
+            correct = (correct & real).sum(dim=1) / real.sum(dim=1)
+        loss += _loss(logits, part).item() * len(part)
+        right += correct.double().sum().item() if device.type != "mps" else correct.float().sum().item()
+    model.train(was_training)
+    low, high = wilson(right, len(examples))
+    return Evaluation(step, loss / len(examples), right / len(examples), low, high, len(examples))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _parts(model: nn.Module) -> dict[str, nn.Module]:
+    return model.layers() if isinstance(model, Model) else dict(model.named_children())
+
+
+def _watch(model: nn.Module, data: Dataset, batch: Examples, step: int) -> Watched:
+    """Gradients of the loss on this step's batch, and the states of the first test examples, at the weights of now."""
+    model.zero_grad()
+    _loss(model(batch.x, batch.mask), batch).backward()
+    groups = {name: [p.grad for p in part.parameters()] for name, part in _parts(model).items()}
+    seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
+    model.zero_grad()
+    if not isinstance(model, Model):
+        return seen
+    probe = data.test.take(slice(0, PROBE)).to(batch.x.device)
+    with torch.no_grad():
+        run = model.trajectory(probe.x, probe.mask)
+    real = probe.mask if probe.mask is not None else torch.ones(run.final.shape[:2], dtype=torch.bool)
+    seen.state_rms.extend(u[real].square().mean().sqrt().item() for u in run.states)
+    seen.fidelity.extend(fidelity(run).tolist())
+    seen.nonuniformity.extend(nonuniformity(u, probe.mask).item() for u in run.states)
+    return seen
+
+
+@contextmanager
+def _patience() -> Iterator[list]:
+    """Ctrl-C or a notebook's stop button is noted, not obeyed at once: a half-made step would be lost or, worse, kept.
+
+    A second one is obeyed at once, unless it follows within a second: a terminal tells parent and child alike, and the
+    parent tells the child again.
+    """
+    asked: list[float] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number, frame):
+        asked.append(time.monotonic())
+        if asked[-1] - asked[0] > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _fingerprint(model: nn.Module, data: Dataset, settings: Settings, seed: int) -> dict:
+    """What makes a run this run. Settings that do not change the weights may differ when it goes on."""
+    weights = 0
+    for value in model.state_dict().values():
+        weights = zlib.crc32(value.detach().cpu().contiguous().view(torch.uint8).numpy(), weights)
+    examples = 0
+    for value in (data.train.x, data.train.y):
+        examples = zlib.crc32(value.contiguous().numpy(), examples)
+    return {
+        "settings": {k: v for k, v in asdict(settings).items() if k != "checkpoint_every"}
+        | {"watch": list(settings.watch)},
+        "seed": seed,
+        "data": f"{data.name} {examples:08x}",
+        "first weights": f"{weights:08x}",
+    }
+
+
+def _save(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: Training) -> None:
+    buffer = io.BytesIO()
+    content = {"fingerprint": fingerprint, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+    torch.save(content | {"record": asdict(record)}, buffer)
+    # torch does not check its own file for flipped bits, so the checksum stands in front
+    seal = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
+    write_atomically(path, seal + b"\n" + buffer.getvalue())
+
+
+def _load(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer) -> Training:
+    """The record, and weights and optimiser as they were."""
+    seal, _, payload = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(payload).hexdigest().encode() != seal:
+        raise DamagedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
+    content = torch.load(io.BytesIO(payload), map_location=_device(model), weights_only=True)
+    if other := [key for key, value in fingerprint.items() if content["fingerprint"].get(key) != value]:
+        raise DamagedCheckpoint(
+            f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
+        )
+    model.load_state_dict(content["model"])
+    optimiser.load_state_dict(content["optimiser"])
+    record = Training(**content["record"])
+    record.evaluations = [Evaluation(**e) for e in record.evaluations]
+    record.watched = [Watched(**w) for w in record.watched]
+    return record
+
+
+def train(
+    model: nn.Module,
+    data: Dataset,
+    settings: Settings,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    folder: Path | str | None = None,
+    progress: bool | int = True,
+    name: str = "training",
+) -> Training:
+    """Train the model in place and give the record.
+
+    model: any module with model(x, mask) → logits, (batch, class) or (batch, token, class).
+    progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
+    folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
+    An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
+    weights, record and checkpoint are those of that step, and the same call goes on from there.
+    """
+    device = choose_device(str(device))
+    if not len(data.test):
+        raise ValueError("data has no test examples")
+    if settings.batch > len(data.train):
+        raise ValueError(
+            f"settings.batch must be at most the {len(data.train)} training examples; not {settings.batch}"
+        )
+    model.to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
+    record, path, fingerprint = Training(), None, {}
+    if folder is not None:
+        path, fingerprint = Path(folder) / "checkpoint.pt", _fingerprint(model, data, settings, seed)
+        for part in path.parent.glob(f".{path.name}.*.part"):  # what a killed process had not finished writing
+            part.unlink()
+        if path.exists():
+            record = _load(path, fingerprint, model, optimiser)
+    if record.status != INTERRUPTED:
+        return record
+    started = time.perf_counter() - record.seconds
+
+    def keep() -> None:
+        record.seconds = time.perf_counter() - started
+        if path is not None:
+            _save(path, fingerprint, model, optimiser, record)
+
+    batch_at = _batches(data.train, settings.batch, seed, device)
+    bar = tqdm(
+        total=settings.steps,
+        initial=record.step,
+        desc=name,
+        disable=not progress,
+        position=max(int(progress) - 1, 0),
+        leave=None,
+        mininterval=0.5,
+    )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _patience() as asked, bar:
+        for step in range(record.step, settings.steps):
+            batch = batch_at(step)
+            if step in settings.watch:
+                record.watched.append(_watch(model, data, batch, step))
+            _draw_from(derive(seed, "step", step), device)
+            if not _step(model, optimiser, batch, settings, record):
+                record.status, record.stopped_at = DIVERGED, step + 1
+                break
+            bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
+            bar.update()
+            if record.step == settings.steps or (
+                settings.evaluate_every and record.step % settings.evaluate_every == 0
+            ):
+                record.evaluations.append(evaluate(model, data.test, step=record.step))
+            if asked:
+                break
+            if record.step % settings.checkpoint_every == 0:
+                keep()
+        if record.step == settings.steps:
+            if settings.steps in settings.watch:
+                record.watched.append(_watch(model, data, batch_at(settings.steps), settings.steps))
+            record.status = FINISHED
+        keep()
+    model.eval()
+    return record
+
+
+def _batches(examples: Examples, size: int, seed: int, device: torch.device) -> Callable[[int], Examples]:
+    """step → its batch, wherever the run starts."""
+    per_epoch = len(examples) // size
+    order = lru_cache(maxsize=1)(lambda epoch: shuffled_batches(examples, size, seed, epoch))
+    return lambda step: examples.take(order(step // per_epoch)[step % per_epoch]).to(device)
+
+
+def _step(
+    model: nn.Module, optimiser: torch.optim.Optimizer, batch: Examples, settings: Settings, record: Training
+) -> bool:
+    """One step, unless loss or gradient is not finite: then the weights stay as they are."""
+    for group in optimiser.param_groups:
+        group["lr"] = settings.rate_at(record.step)
+    optimiser.zero_grad()
+    loss = _loss(model(batch.x, batch.mask), batch)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
+    if not math.isfinite(loss.item()) or not math.isfinite(norm):
+        return False
+    optimiser.step()
+    record.losses.append(loss.item())
+    record.gradient_norms.append(norm)
+    if settings.clip is not None and norm > settings.clip:
+        record.clipped.append(record.step)
+    return True
+
+
+def _draw_from(seed: int, device: torch.device) -> None:
+    """Dropout and the like draw from a step's own seed; the caller has forked the generators."""
+    torch.random.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
