@@ -42,8 +42,8 @@ def spectral_similarity(
 
     over: "series", one cosine for each example and feature, averaged; or "mean", the cosine of the two `spectrum`s.
     P2 prints 0.967 for a spectral similarity that it does not define; these are two readings. No amplitude is negative,
-    so unrelated states score high: two independent white noises π/4 ≈ 0.785 over "series", and 1 over "mean". A series
-    that is zero at every token makes it NaN.
+    so unrelated states score high: two independent white noises π/4 ≈ 0.785 over "series" where each bin holds one
+    frequency, more with wider bins, and 1 over "mean". A series that is zero at every token makes it NaN.
     """
     one_of(over, ("series", "mean"), "over")
     u, v = clean_pair(u, v, mask)
