@@ -47,6 +47,7 @@ _MODULES = (
     "integrators",
     "interactive",
     "ledger",
+    "metrics",
     "models",
     "plots",
     "results",

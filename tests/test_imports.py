@@ -26,6 +26,7 @@ ORDER = [
     "integrators",
     "solver",
     "models",
+    "metrics.*",
     "results",
     "datasets.*",
     "training",

@@ -1,0 +1,101 @@
+"""Attention maps compared. P, Q: (batch, head, query, key), each row a distribution over keys; mask: (batch, token).
+
+Every function gives one number, averaged over the real queries of the batch and over the heads; padded queries and keys
+have no part in it. Maps may come of different blocks of different models, and head 1 of one has then nothing to do with
+head 1 of the other: heads="each" compares head with head, heads="mean" the averages over the heads.
+For one value per layer of a run: per_layer(entropy, run, of="attention").
+"""
+
+import torch
+from torch import Tensor
+
+from pdelab.field import Mask, check_mask
+from pdelab.metrics.base import mean_where, one_of, precise
+
+
+def cosine(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+    """⟨P_i, Q_i⟩ / (|P_i| |Q_i|) of the rows, in [0, 1]; no entry is negative, so unrelated maps score well above 0."""
+    P, Q = _pair(P, Q, mask, heads)
+    # √(s · s) is s exactly: equal rows score exactly 1
+    return _mean_of_rows((P * Q).sum(-1) / ((P * P).sum(-1) * (Q * Q).sum(-1)).sqrt(), mask)
+
+
+def kl(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+    """Σ_j P_ij log(P_ij / Q_ij), in nats, with 0 log 0 = 0; infinite if in any row Q_ij = 0 < P_ij."""
+    P, Q = _pair(P, Q, mask, heads)
+    return _mean_of_rows((torch.xlogy(P, P) - torch.xlogy(P, Q)).sum(-1), mask)
+
+
+def entropy(P: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+    """−Σ_j P_ij log P_ij, in nats: 0 for a row that sees one key, log N for a row that sees all N alike."""
+    P = _clean(P, mask, heads)
+    return _mean_of_rows(-torch.xlogy(P, P).sum(-1), mask)
+
+
+def to_uniform(P: Tensor, mask: Mask | None = None, *, heads: str = "each", causal: bool = False) -> Tensor:
+    """KL(P ‖ uniform) = log N − entropy, N the number of real keys (causal: of those that the query may see)."""
+    return kl(P, uniform(P, mask, causal=causal), mask, heads=heads)
+
+
+def uniform(P: Tensor, mask: Mask | None = None, *, causal: bool = False) -> Tensor:
+    """1/N at each of the N real keys (causal: at those with j ≤ i): the control that has learned nothing.
+
+    It has the shape of P, and zeros in the rows and columns of padding.
+
+    >>> uniform(torch.eye(2).reshape(1, 1, 2, 2), causal=True).tolist()
+    [[[[1.0, 0.0], [0.5, 0.5]]]]
+    """
+    _check_shape(P, mask, "P")
+    seen = _real(P, mask)
+    if causal:
+        seen = seen & seen.new_ones(P.shape[-2:]).tril()
+    seen = precise(seen.expand_as(P).to(P.dtype))
+    return seen / seen.sum(-1, keepdim=True).clamp(min=1)  # a padded row sees nothing and stays zero
+
+
+def _real(P: Tensor, mask: Mask | None) -> Tensor:
+    """Where query and key are both real: (batch, 1, query, key)."""
+    if mask is None:
+        return torch.ones_like(P[:, :1], dtype=torch.bool)
+    return (mask.unsqueeze(2) & mask.unsqueeze(1)).unsqueeze(1)
+
+
+def _check_shape(P: Tensor, mask: Mask | None, name: str) -> None:
+    if not isinstance(P, Tensor) or P.ndim != 4 or P.shape[2] != P.shape[3] or 0 in P.shape:
+        given = tuple(P.shape) if isinstance(P, Tensor) else type(P).__name__
+        raise ValueError(f"{name} must have shape (batch, head, token, token), none of them 0; not {given}")
+    if not P.is_floating_point():
+        raise ValueError(f"{name} must hold floating-point numbers, not {P.dtype}")
+    check_mask(mask, P[:, 0])
+
+
+def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
+    """P with zeros where there is padding, in float32 at least; ValueError if a row is no distribution."""
+    one_of(heads, ("each", "mean"), "heads")
+    _check_shape(P, mask, name)
+    tolerance = max(1e-5, 4 * torch.finfo(P.dtype).eps)  # a row of half precision sums to one so far only
+    P = precise(torch.where(_real(P, mask), P, torch.zeros_like(P)))
+    if not P.is_meta:
+        if not (P >= 0).all():
+            raise ValueError(f"{name} must be a softmax: it holds negative numbers or NaN")
+        off = mean_where((P.sum(-1) - 1).abs() > tolerance, _rows(P[..., 0], mask))
+        if off > 0:
+            raise ValueError(f"{name} must have rows that sum to 1 over the real keys; {off:.1%} of them do not")
+    return P.mean(dim=1, keepdim=True) if heads == "mean" else P
+
+
+def _pair(P: Tensor, Q: Tensor, mask: Mask | None, heads: str) -> tuple[Tensor, Tensor]:
+    P, Q = _clean(P, mask, heads), _clean(Q, mask, heads, "Q")
+    if P.shape != Q.shape:
+        raise ValueError(f"Q must have the shape of P, {tuple(P.shape)}; not {tuple(Q.shape)}")
+    dtype = torch.promote_types(P.dtype, Q.dtype)
+    return P.to(dtype), Q.to(dtype)
+
+
+def _rows(values: Tensor, mask: Mask | None) -> Tensor:
+    """Which queries are real, in the shape of the values: (batch, head, query)."""
+    return torch.ones_like(values, dtype=torch.bool) if mask is None else mask.unsqueeze(1).expand_as(values)
+
+
+def _mean_of_rows(values: Tensor, mask: Mask | None) -> Tensor:
+    return mean_where(values, _rows(values, mask))

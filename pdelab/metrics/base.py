@@ -1,0 +1,129 @@
+"""What all metrics share: padding is ignored, half precision is raised to float32, one value per layer.
+
+A metric is a function metric(u, mask=…) of one state or metric(u, v, mask=…) of two; `per_layer` maps it over a run. A
+value that does not exist, such as the cosine with a zero vector, is NaN.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pdelab.field import Field, Mask, check_field, check_mask, first_token, keep_real
+from pdelab.solver import Trajectory
+
+
+def one_of(value: str, choices: tuple[str, ...], name: str) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; not {value!r}")
+    return value
+
+
+def precise(x: Tensor) -> Tensor:
+    """x in float32 at least: sums over a few hundred numbers are wrong in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def clean(u: Field, mask: Mask | None = None, name: str = "u") -> Field:
+    """u with zeros where no token is, in float32 at least; ValueError if it is no finite field."""
+    if isinstance(u, Tensor) and u.ndim == 3:
+        check_mask(mask, u)
+        u = keep_real(u, mask)
+    check_field(u, name)
+    return precise(u)
+
+
+def clean_pair(u: Field, v: Field, mask: Mask | None = None, same_width: bool = True) -> tuple[Field, Field]:
+    u, compared = clean(u, mask), 3 if same_width else 2
+    if isinstance(v, Tensor) and v.shape[:compared] != u.shape[:compared]:
+        raise ValueError(f"v must have the shape of u, {tuple(u.shape)}; not {tuple(v.shape)}")
+    v = clean(v, mask, "v")
+    dtype = torch.promote_types(u.dtype, v.dtype)
+    return u.to(dtype), v.to(dtype)
+
+
+def real_places(u: Field, mask: Mask | None) -> Mask:
+    """The mask, also where none was given: (batch, token)."""
+    return u.new_ones(u.shape[:2], dtype=torch.bool) if mask is None else mask
+
+
+def mean_where(values: Tensor, real: Tensor) -> Tensor:
+    """The mean of the values where `real`, one number; NaN if there are none."""
+    return torch.where(real, values, torch.zeros_like(values)).sum() / real.sum()
+
+
+def mean_along(u: Field, mask: Mask | None, dim: int | tuple[int, ...]) -> Tensor:
+    """The mean of the real entries along `dim`, which is kept with size 1; NaN where there are none.
+
+    The second pass makes the mean of equal numbers exactly that number, so that u − mean is 0 where it ought to be.
+    """
+    real = real_places(u, mask).unsqueeze(-1).expand_as(u)
+    number = real.sum(dim, keepdim=True)
+    mean = torch.where(real, u, torch.zeros_like(u)).sum(dim, keepdim=True) / number
+    return mean + torch.where(real, u - mean, torch.zeros_like(u)).sum(dim, keepdim=True) / number
+
+
+def aligned(u: Field, mask: Mask | None) -> tuple[Field, Mask]:
+    """u and its mask with every sequence moved so that its first real token stands at place 0."""
+    if mask is None:
+        return u, real_places(u, mask)
+    place = torch.arange(u.shape[1], device=u.device) + first_token(mask).squeeze(-1)  # (batch, token)
+    place = place % u.shape[1]
+    return u.gather(1, place.unsqueeze(-1).expand_as(u)), mask.gather(1, place)
+
+
+def norm(x: Tensor) -> Tensor:
+    """|x|, all entries together. Scaled first: the squares of numbers below 1e−19 are lost in float32."""
+    x = precise(x)
+    largest = x.abs().amax()
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return scale * torch.linalg.vector_norm(x / scale)
+
+
+def per_layer(
+    metric: Callable[..., Tensor],
+    run: Trajectory,
+    other: Trajectory | Tensor | None = None,
+    *,
+    of: str = "states",
+    **options,
+) -> Tensor:
+    """(m(u_0), m(u_1), …), or (m(u_0, v_0), m(u_1, v_1), …): the metric of every state of a run, (layer,).
+
+    other: a second run of as many states, or one state that all are compared with.
+    of: "states", or "attention" for a metric of attention maps (one per step: solve(…, attention=True)).
+    options: passed on to the metric. A diverged run gives the values of the states it has. Nothing is differentiated.
+
+    >>> from pdelab.metrics.stability import energy
+    >>> from pdelab.solver import solve
+    >>> per_layer(energy, solve(lambda u: -u, torch.ones(1, 3, 2), steps=2, dt=0.5)).tolist()
+    [1.0, 0.25, 0.0625]
+    """
+    one_of(of, ("states", "attention"), "of")
+    first = _tensors(run, of, "run")
+    with torch.no_grad():
+        if other is None:
+            return torch.stack([metric(u, mask=run.mask, **options) for u in first])
+        if isinstance(other, Tensor):
+            return torch.stack([metric(u, other, mask=run.mask, **options) for u in first])
+        second = _tensors(other, of, "other")
+        if len(first) != len(second):
+            raise ValueError(f"other must have as many {of} as run: {len(first)} in run, {len(second)} in other")
+        if not _same(run.mask, other.mask):
+            raise ValueError("other must have the same mask as run, or tokens would be compared with padding")
+        return torch.stack([metric(u, v, mask=run.mask, **options) for u, v in zip(first, second, strict=True)])
+
+
+def _tensors(run: Trajectory, of: str, name: str) -> tuple[Tensor, ...]:
+    if not isinstance(run, Trajectory):
+        raise ValueError(f"{name} must be a Trajectory, as solve gives it; not {type(run).__name__}")
+    tensors = getattr(run, of)
+    if tensors is None:
+        raise ValueError(f"{name} holds no attention maps; make it with solve(…, attention=True)")
+    if not all(isinstance(x, Tensor) for x in tensors):
+        raise ValueError(f"{name} must hold states; it was made with keep, which stored something else")
+    return tensors
+
+
+def _same(a: Mask | None, b: Mask | None) -> bool:
+    return a is b or (a is not None and b is not None and (a.is_meta or torch.equal(a, b)))

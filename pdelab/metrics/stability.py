@@ -1,0 +1,99 @@
+"""Does the field grow, do its tokens become one, do gradients reach the first layer? u: (batch, token, feature).
+
+Energies are per token, E(u) = ½⟨u, u⟩ with ⟨u, v⟩ = (1/N) Σ_i u_i · v_i = ∫u·v dx, averaged over the batch; so a step
+from u to u⁺ changes the energy by exactly ⟨½(u⁺ + u), u⁺ − u⟩.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pdelab.field import Field, Mask, keep_real, lengths
+from pdelab.metrics.base import clean, mean_along, norm, one_of
+from pdelab.solver import Trajectory
+
+
+def energy(u: Field, mask: Mask | None = None) -> Tensor:
+    """E = ½ (1/N) Σ_i |u_i|² = mean_energy + fluctuation.
+
+    >>> energy(torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])).item()
+    6.25
+    """
+    return _half_square(clean(u, mask), mask)
+
+
+def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
+    """½|μ|², μ = (1/N) Σ_i u_i: what is left when all tokens have become their mean."""
+    return mean_along(clean(u, mask), mask, 1).square().sum(dim=(1, 2)).mean() / 2
+
+
+def fluctuation(u: Field, mask: Mask | None = None) -> Tensor:
+    """V = ½ (1/N) Σ_i |u_i − μ|²: exactly 0 where all tokens are equal."""
+    return _half_square(_residual(clean(u, mask), mask), mask)
+
+
+def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
+    """‖u − 1μᵀ‖_F / ‖u‖_F of each example, averaged: 0 where all tokens are equal, 1 where their mean is zero.
+
+    The relative distance to the nearest state 1xᵀ of equal tokens, whose x is μ; Dong et al. (2021) show that attention
+    alone drives it to 0 ("rank collapse"), in another norm. A zero state has no value: NaN.
+    """
+    u = clean(u, mask)
+    u = u / u.abs().amax(dim=(1, 2), keepdim=True)  # no square is lost to underflow; a zero state becomes NaN
+    return (torch.linalg.matrix_norm(_residual(u, mask)) / torch.linalg.matrix_norm(u)).mean()
+
+
+def stable_rank(u: Field, mask: Mask | None = None) -> Tensor:
+    """‖u‖_F² / ‖u‖₂² of each example, averaged: from 1, all tokens on one line, to the rank of u.
+
+    A zero state has no value: NaN.
+    """
+    u = clean(u, mask)
+    return (torch.linalg.matrix_norm(u) / torch.linalg.matrix_norm(u, ord=2)).square().mean()
+
+
+def gradient_norms(groups: Mapping[str, Iterable[Tensor | None]], normalise: str = "whole") -> dict[str, float]:
+    """√Σ g² over all gradients g of a group ("whole"), or that over √(number of entries) ("rms"), for each group.
+
+    A group holds gradients, or parameters, which stand for their .grad; None is skipped. A group in which nothing has a
+    gradient has no norm, NaN: a gradient that was never computed has not vanished.
+
+    >>> gradient_norms({"A": [torch.tensor([3.0, 4.0]), None]})
+    {'A': 5.0}
+    """
+    one_of(normalise, ("whole", "rms"), "normalise")
+    found = {}
+    for name, members in groups.items():
+        if isinstance(members, Tensor):
+            raise ValueError(f"groups[{name!r}] must be a list of tensors, not one tensor; put it in a list")
+        gradients = [m.grad if isinstance(m, nn.Parameter) else m for m in members]
+        gradients = [g.detach() for g in gradients if g is not None and g.numel()]
+        size = math.hypot(*(norm(g).item() for g in gradients)) if gradients else math.nan
+        entries = sum(g.numel() for g in gradients)
+        found[name] = size / math.sqrt(entries) if normalise == "rms" and entries else size
+    return found
+
+
+def state_gradients(run: Trajectory, loss: Tensor) -> Tensor:
+    """‖∂loss/∂u_l‖ over the whole batch, for every state of the run: (layer,).
+
+    The graph is kept, so loss.backward() may follow. A state that the loss does not depend on has gradient zero.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError("loss must be one number computed from the run, with its graph (not under torch.no_grad)")
+    without = [i for i, u in enumerate(run.states) if not (isinstance(u, Tensor) and u.requires_grad)]
+    if without:
+        raise ValueError(f"run must have states with a graph; states {without} have none: try u0.requires_grad_()")
+    gradients = torch.autograd.grad(loss, run.states, retain_graph=True, materialize_grads=True)
+    return torch.stack([norm(keep_real(g, run.mask)) for g in gradients])
+
+
+def _residual(u: Field, mask: Mask | None) -> Field:
+    """u − 1μᵀ, zero where no token is."""
+    return keep_real(u - mean_along(u, mask, 1), mask)
+
+
+def _half_square(u: Field, mask: Mask | None) -> Tensor:
+    return (u.square().sum(dim=(1, 2), keepdim=True) / lengths(u, mask)).mean() / 2
