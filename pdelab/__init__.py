@@ -41,6 +41,7 @@ _EXPORTS = {
 }
 _MODULES = (
     "check",
+    "datasets",
     "equation",
     "experiments",
     "field",

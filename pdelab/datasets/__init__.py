@@ -2,3 +2,45 @@
 
 A Dataset's name says which one it is, and stands in every result and figure made from it.
 """
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from pdelab.datasets.base import Dataset
+
+# name -> module that makes it, loaded when it is asked for
+_NAMES = {
+    "digits-pixels": "images",
+    "digits-rows": "images",
+    "mnist-pixels": "images",
+    "mnist-rows": "images",
+    "mnist-patches": "images",
+    "newsgroups": "texts",
+    "synthetic-topics": "texts",
+    "synthetic-characters": "characters",
+    "tinyshakespeare": "characters",
+}
+
+
+def _modules() -> dict[str, str]:
+    """_NAMES and, by its own list, every grammar of listops."""
+    if find_spec("pdelab.datasets.listops") is None:
+        return _NAMES
+    return _NAMES | dict.fromkeys(import_module("pdelab.datasets.listops").GRAMMARS, "listops")
+
+
+def names() -> list[str]:
+    """Every name that `load` knows."""
+    return list(_modules())
+
+
+def load(name: str, **options) -> Dataset:
+    """The data set of that name; the options, such as length=, are those of the `load` of its own module.
+
+    >>> load("digits-rows").train.x.shape                     # (example, token, feature)
+    torch.Size([1397, 8, 8])
+    """
+    modules = _modules()
+    if name not in modules:
+        raise ValueError(f"name must be one of {', '.join(modules)}; not {name!r}")
+    return import_module(f"pdelab.datasets.{modules[name]}").load(name, **options)

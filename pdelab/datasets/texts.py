@@ -1,0 +1,154 @@
+"""Texts with one of 20 topics each: real posts, and a corpus whose information about its topics is known.
+
+newsgroups (public): the 20 Newsgroups by date, without headers, signatures and quoted lines, which would give the group
+away by names and addresses; 11,314 posts to train on and 7,532 later ones as test.
+
+synthetic-topics (made by a rule): a document has 16 to 64 words. Each word is, with probability a, one of the ten words
+of its topic, else any of all W = 300 words:
+
+    p(w | c) = a/b · [w in the block of c] + (1 − a)/W,      b = 10 words a block.
+
+Symbol 0 is padding; in the newsgroups 1 stands for every word that is not in the vocabulary.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from pdelab.datasets.base import Dataset, Examples
+from pdelab.datasets.cache import fetch, fixed_order
+from pdelab.seeds import stream
+
+NAMES = ("newsgroups", "synthetic-topics")
+PADDING, UNKNOWN = 0, 1
+
+TOPICS = 20
+BLOCK = 10  # b, words of a topic's own
+SHARED = 100  # words that are no topic's own
+WORDS = TOPICS * BLOCK + SHARED  # W
+SHARE = 0.2  # a, at which the best rule finds about 95 % of the topics
+SHORTEST, LONGEST = 16, 64
+
+
+def tokenise(text: str) -> list[str]:
+    """Runs of letters and digits in lower case.
+
+    >>> tokenise("Re: it's NASA's 2nd.")
+    ['re', 'it', 's', 'nasa', 's', '2nd']
+    """
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def vocabulary(texts: Iterable[list[str]], words: int) -> dict[str, int]:
+    """The most frequent words, numbered from 2 in order of frequency; among equals the alphabet decides."""
+    counts = Counter(word for text in texts for word in text)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:words]
+    return {word: number for number, word in enumerate(ranked, start=2)}
+
+
+def encode(texts: list[list[str]], numbers: dict[str, int], length: int) -> tuple[Tensor, Tensor]:
+    """x and mask, (example, token): the first `length` words of each text, padded at the end.
+
+    A text without a word becomes one unknown word, so that every sequence has a real token.
+    """
+    coded = [[numbers.get(word, UNKNOWN) for word in text[:length]] or [UNKNOWN] for text in texts]
+    longest = max(map(len, coded))
+    x = torch.tensor([code + [PADDING] * (longest - len(code)) for code in coded])
+    return x, x != PADDING
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1; not {value!r}")
+
+
+def newsgroups(length: int = 256, words: int = 10_000) -> Dataset:
+    """The first `length` words of each post; the vocabulary is the `words` most frequent ones of the training posts."""
+    from sklearn.datasets import fetch_20newsgroups  # takes a second that the synthetic texts need not spend
+
+    _check_counts(length=length, words=words)
+    home = fetch("sklearn/20news-bydate_py3.pkz").parent  # checked: scikit-learn would open any pickle
+    parts, answers = [], []
+    for subset in ("train", "test"):
+        bunch = fetch_20newsgroups(
+            data_home=home,
+            subset=subset,
+            remove=("headers", "footers", "quotes"),
+            shuffle=False,
+            download_if_missing=False,
+        )
+        pairs = fixed_order(bunch.data, bunch.target)
+        parts.append([tokenise(text) for text, _ in pairs])
+        answers.append(torch.tensor([target for _, target in pairs]))
+    numbers = vocabulary(parts[0], words)
+    examples = []
+    for texts, y in zip(parts, answers, strict=True):
+        x, mask = encode(texts, numbers, length)
+        examples.append(Examples(x, y, mask))
+    return Dataset("newsgroups", "public", *examples, classes=TOPICS, symbols=len(numbers) + 2)
+
+
+def topics_information(share: float = SHARE) -> float:
+    """I(word; topic) in nats, what one word tells about the topic on average.
+
+    With p_own = a/b + (1 − a)/W for a word of the document's topic, p_other = (1 − a)/W for one of another topic, and
+    p_mean = a/(Kb) + (1 − a)/W for one of some topic when the document's, one of K, is not known:
+
+        I = b p_own ln(p_own/p_mean) + (K − 1) b p_other ln(p_other/p_mean);   shared words tell nothing.
+
+    >>> topics_information(share=0.0), topics_information(share=1.0) == math.log(20)
+    (0.0, True)
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie between 0 and 1; not {share}")
+    own, other = share / BLOCK + (1 - share) / WORDS, (1 - share) / WORDS
+    mean = share / (TOPICS * BLOCK) + (1 - share) / WORDS
+    told = BLOCK * own * math.log(own / mean)
+    return told + (TOPICS - 1) * BLOCK * other * math.log(other / mean) if other else told
+
+
+def _topics(count: int, generator: torch.Generator) -> Examples:
+    def below(n: int, *shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=generator, dtype=torch.float64) * n).long()
+
+    y = below(TOPICS, count)
+    length = SHORTEST + below(LONGEST - SHORTEST + 1, count)
+    shape = (count, LONGEST)
+    own = torch.rand(*shape, generator=generator, dtype=torch.float64) < SHARE
+    word = torch.where(own, y.unsqueeze(1) * BLOCK + below(BLOCK, *shape), below(WORDS, *shape))
+    mask = torch.arange(LONGEST) < length.unsqueeze(1)
+    return Examples(torch.where(mask, word + 1, PADDING), y, mask)
+
+
+def topics(train: int = 8_000, test: int = 2_000, seed: int = 0) -> Dataset:
+    """Synthetic documents; word w is the symbol w + 1, and the block of topic c the words 10c to 10c + 9."""
+    _check_counts(train=train, test=test)
+    parts = (_topics(n, stream(seed, "synthetic-topics", part)) for part, n in (("train", train), ("test", test)))
+    return Dataset("synthetic-topics", "synthetic", *parts, classes=TOPICS, symbols=WORDS + 1)
+
+
+def topics_bayes(data: Dataset) -> float:
+    """Test accuracy of the best possible rule on synthetic-topics, which no model can beat but by luck.
+
+    ln p(words | c) = n_c ln(p_own/p_other) + const with n_c the words from the block of c, and all topics are equally
+    likely beforehand: the rule names the topic with the most words. Topics that tie share the point.
+    """
+    if data.name != "synthetic-topics":
+        raise ValueError(f"data must be synthetic-topics, whose rule is known; not {data.name}")
+    x, y = data.test.x, data.test.y
+    block = torch.where((x != PADDING) & (x <= TOPICS * BLOCK), (x - 1) // BLOCK, TOPICS)  # TOPICS: no block
+    counts = x.new_zeros(len(x), TOPICS + 1).scatter_add(1, block, torch.ones_like(x))[:, :TOPICS]
+    best = counts == counts.max(dim=1, keepdim=True).values
+    return (best.gather(1, y.unsqueeze(1)).squeeze(1) / best.sum(dim=1)).double().mean().item()
+
+
+def load(name: str, **options: int) -> Dataset:
+    """newsgroups (length=256, words=10_000) or synthetic-topics (train=8_000, test=2_000, seed=0)."""
+    if name not in NAMES:
+        raise ValueError(f"name must be one of {', '.join(NAMES)}; not {name!r}")
+    return newsgroups(**options) if name == "newsgroups" else topics(**options)
