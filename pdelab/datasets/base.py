@@ -16,7 +16,7 @@ class Examples:
 
     | what | shape |
     |---|---|
-    | x, symbols | (example, token), int64 |
+    | x, symbols | (example, token), int64 or int32 |
     | x, continuous | (example, token, feature), float32 |
     | y | (example,) classes, or (example, token) next symbols; int64 |
     | mask | (example, token), True where a token is real; None: all are. Padding stands at the end |
@@ -74,7 +74,8 @@ def shuffled_batches(examples: Examples, size: int, seed: int, epoch: int) -> li
 class Dataset:
     """Train and test examples under a name such as `digits-rows` or `synthetic-topics`.
 
-    source: "built in", "synthetic" (made by a rule we know) or "public" (a file that others published).
+    source: "built in", "synthetic" (made by a rule of ours), "generated" (made by a published rule) or "public" (a file
+    that others published).
     classes: how many answers there are; symbols: size of the alphabet, padding included, or None for continuous tokens.
     """
 
@@ -86,7 +87,7 @@ class Dataset:
     symbols: int | None = None
 
     def __post_init__(self):
-        sources = ("built in", "synthetic", "public")
+        sources = ("built in", "synthetic", "generated", "public")
         if self.source not in sources:
             raise ValueError(f"source must be one of {', '.join(sources)}; not {self.source!r}")
 

@@ -1,0 +1,570 @@
+"""ListOps: nested lists of digits under MIN, MAX, MED and SM; the value of the whole is the answer.
+
+[MAX 2 9 [MIN 4 7 ] 0 ]  =  max(2, 9, min(4, 7), 0)  =  9
+
+A node at depth d (the root's is 1) is an operator with probability ¼ and else a digit; at the greatest depth it is
+always a digit. The root is drawn like every other node. An operator has 2 … max_arguments arguments; its kind, their
+number and the digits are uniform. A tree of o operators and n digits has the length 2o + n, and is accepted if
+min_length < 2o + n < max_length. MED is the median, cut to an integer; SM is the sum modulo 10.
+
+This is the definition of the Long Range Arena (Tay et al. 2021, its file lra_benchmarks/data/listops.py), made after
+that of the original ListOps (Nangia and Bowman 2018). Both of them keep each tree once. Here trees are independent, and
+`load` sees to it that no test example occurs in training; at the Arena's lengths no tree comes twice anyway.
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdelab.datasets.base import Dataset, Examples, majority
+from pdelab.seeds import derive
+
+OPERATORS = ("MIN", "MAX", "MED", "SM")
+SYMBOLS = ("<pad>", *(f"[{name}" for name in OPERATORS), "]", *"0123456789")
+_CLOSE, _ZERO = SYMBOLS.index("]"), SYMBOLS.index("0")
+
+# Trees are drawn in blocks of this many, one after the other from one stream: memory stays bounded, and the size is
+# part of what a seed means.
+_BLOCK = 8192
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which trees are drawn, and which are accepted: min_length < 2·operators + digits < max_length; None: no bound."""
+
+    name: str
+    operators: tuple[str, ...]
+    max_depth: int
+    max_arguments: int
+    min_length: int | None = None
+    max_length: int | None = None
+    probability: float = 0.25
+
+    def __post_init__(self):
+        if not isinstance(self.operators, tuple) or not self.operators or not set(self.operators) <= set(OPERATORS):
+            raise ValueError(f"operators must be a tuple of some of {', '.join(OPERATORS)}; not {self.operators!r}")
+        if self.max_depth < 1:
+            raise ValueError(f"max_depth must be at least 1, a digit alone; not {self.max_depth}")
+        if not 2 <= self.max_arguments <= 31:
+            raise ValueError(f"max_arguments must be from 2 to 31, what six bits can rank; not {self.max_arguments}")
+        if not 0 < self.probability < 1:
+            raise ValueError(f"probability must lie between 0 and 1; not {self.probability}")
+
+    def accepts(self, length: np.ndarray) -> np.ndarray:
+        low = 0 if self.min_length is None else self.min_length
+        return (length > low) & (True if self.max_length is None else length < self.max_length)
+
+
+def _with_and_without_sum(*grammars: Grammar) -> dict[str, Grammar]:
+    """Each grammar, and beside it the one without SM: the sum modulo 10 is by far the hardest of the four to learn."""
+    nosm = (replace(g, name=f"{g.name}-nosm", operators=OPERATORS[:-1]) for g in grammars)
+    return {g.name: g for g in (*grammars, *nosm)}
+
+
+GRAMMARS = _with_and_without_sum(
+    Grammar("listops-arena", OPERATORS, max_depth=10, max_arguments=10, min_length=500, max_length=2000),
+    # Bare digits are left out: among the published trees, each kept once, there can be ten of them at most.
+    Grammar("listops-original", OPERATORS, max_depth=20, max_arguments=5, min_length=1),
+    Grammar("listops-260", OPERATORS, max_depth=6, max_arguments=6, min_length=60, max_length=260),
+    Grammar("listops-130", OPERATORS, max_depth=5, max_arguments=5, min_length=30, max_length=130),
+    Grammar("listops-65", OPERATORS, max_depth=4, max_arguments=5, min_length=15, max_length=65),
+    # Small enough to train on a CPU. A list of digits alone has at most max_arguments + 2 tokens: all trees are nested.
+    Grammar("listops-32", OPERATORS, max_depth=4, max_arguments=5, min_length=7, max_length=33),
+    Grammar("listops-16", OPERATORS, max_depth=3, max_arguments=4, min_length=6, max_length=17),
+)
+
+
+def grammar_named(grammar: Grammar | str) -> Grammar:
+    if isinstance(grammar, Grammar):
+        return grammar
+    if grammar not in GRAMMARS:
+        raise ValueError(f"grammar must be a Grammar or one of {', '.join(sorted(GRAMMARS))}; not {grammar!r}")
+    return GRAMMARS[grammar]
+
+
+@lru_cache(maxsize=32)
+def length_law(grammar: Grammar) -> tuple[np.ndarray, float]:
+    """p_n = P(length = n) of one tree before it is accepted or not, and the rest P(length ≥ len(p)).
+
+    Let f_d be the law at depth d, and f_d^{*a} its a-fold convolution. At the greatest depth f = δ₁, and above it
+
+        f_d = (1 − q) δ₁ + q δ₂ * mean of f_{d+1}^{*a} over a = 2 … max_arguments,        q = probability.
+
+    All lengths below max_length are given: longer subtrees have no part in them, so that cutting the laws there loses
+    nothing. Without max_length the array grows until the rest is below 1e-12, or has 2¹⁸ entries. The convolutions are
+    done by Fourier transform, which leaves rounding errors of about 1e-17 in each entry.
+
+    >>> p, rest = length_law(Grammar("", ("MIN",), max_depth=2, max_arguments=2))   # a digit, or [MIN a b ]
+    >>> p.round(12).tolist(), round(rest, 12)
+    ([0.0, 0.75, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0], 0.0)
+    """
+    size = 8 if grammar.max_length is None else max(2, grammar.max_length)
+    while True:
+        p = _law(grammar, size)
+        rest = max(0.0, 1 - p.sum())
+        if grammar.max_length is not None or rest < 1e-12 or size >= 2**18:
+            p.flags.writeable = False  # it is kept for the next call
+            return p, rest
+        size *= 2
+
+
+def _law(grammar: Grammar, size: int) -> np.ndarray:
+    padded = 1 << (2 * size - 1).bit_length()  # room for a whole product, so that nothing wraps around
+    digit = np.zeros(size)
+    digit[1] = 1
+    law = digit
+    for _ in range(grammar.max_depth - 1):
+        factor, power, total = np.fft.rfft(law, padded), law, np.zeros(size)
+        for _ in range(2, grammar.max_arguments + 1):
+            power = np.fft.irfft(np.fft.rfft(power, padded) * factor, padded)[:size]
+            total += power
+        operator = np.zeros(size)
+        operator[2:] = np.maximum(total, 0)[:-2] / (grammar.max_arguments - 1)
+        law = (1 - grammar.probability) * digit + grammar.probability * operator
+    return law
+
+
+def acceptance(grammar: Grammar) -> float:
+    """P(min_length < length < max_length), the share of trees that are accepted.
+
+    >>> round(acceptance(GRAMMARS["listops-arena"]), 5)
+    0.08276
+    """
+    p, rest = length_law(grammar)
+    return float(p[grammar.accepts(np.arange(len(p)))].sum()) + (rest if grammar.max_length is None else 0.0)
+
+
+def mean_length(grammar: Grammar) -> float:
+    """E[length | accepted]; without max_length, of the lengths that `length_law` gives.
+
+    >>> round(mean_length(GRAMMARS["listops-arena"]), 2)
+    1035.02
+    """
+    p, _ = length_law(grammar)
+    n = np.arange(len(p))
+    accepted = np.where(grammar.accepts(n), p, 0)
+    return float(n @ accepted / accepted.sum())
+
+
+class _Bits:
+    """Choices from raw bits by integer arithmetic: the same with every version of numpy, on every machine.
+
+    numpy promises the stream of PCG64 itself, and not what its generators make of it.
+    """
+
+    def __init__(self, seed: int):
+        self.source = np.random.PCG64(seed)
+
+    def words(self, n: int) -> np.ndarray:
+        """n words of 32 bits."""
+        return self.source.random_raw((n + 1) // 2).astype("<u8", copy=False).view("<u4")[:n]
+
+    def below(self, bound: int, n: int) -> np.ndarray:
+        """⌊bound·w/2³²⌋ ∈ {0, …, bound − 1}: no value's probability is off by more than 2⁻³² (bound is at most 30)."""
+        product = self.words(n).astype(np.uint64)
+        product *= np.uint64(bound)
+        product >>= np.uint64(32)
+        return product.astype(np.uint8)
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Where each of the groups of these sizes starts, and where the last one ends: (group + 1,)."""
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Σ of each group, as a difference of running sums: exact modulo 2⁶⁴, and no loop over groups."""
+    running = np.zeros(len(values) + 1, dtype=np.uint64 if values.dtype == np.uint64 else np.int64)
+    np.cumsum(values, out=running[1:])
+    return np.diff(running[starts])
+
+
+@dataclass(frozen=True)
+class _Level:
+    """All nodes of one depth, tree by tree, and each tree's from left to right.
+
+    | what | shape |
+    |---|---|
+    | operator | (node,), True where a node is an operator |
+    | arguments | (operator,), how many |
+    | nodes, operators | (tree,), how many of the nodes and operators are each tree's |
+    """
+
+    operator: np.ndarray
+    arguments: np.ndarray
+    nodes: np.ndarray
+    operators: np.ndarray
+
+    def of(self, tree: np.ndarray) -> "_Level":
+        """The part of some of the trees; tree: (tree,), True for those."""
+        operator, arguments = self.operator[tree.repeat(self.nodes)], self.arguments[tree.repeat(self.operators)]
+        return _Level(operator, arguments, self.nodes[tree], self.operators[tree])
+
+
+def _draw(grammar: Grammar, bits: _Bits, trees: int) -> tuple[np.ndarray, list[_Level]]:
+    """The shapes of trees, without kinds and digits: the length of each, and the nodes depth by depth.
+
+    A tree that has reached max_length is not drawn any further; its length is given as max_length.
+    """
+    limit = np.iinfo(np.int64).max if grammar.max_length is None else grammar.max_length
+    threshold = round(grammar.probability * 2**32)
+    length, nodes, levels = np.zeros(trees, dtype=np.int64), np.ones(trees, dtype=np.int64), []
+    for _ in range(1, grammar.max_depth):
+        starts = _starts(nodes)
+        operator = bits.words(starts[-1]) < threshold  # (node,)
+        operators = _sums(operator, starts)  # (tree,)
+        starts = _starts(operators)
+        arguments = bits.below(grammar.max_arguments - 1, starts[-1]) + np.uint8(2)  # (operator,)
+        levels.append(_Level(operator, arguments, nodes, operators))
+        length += nodes + operators
+        nodes = _sums(arguments, starts)
+        too_long = length + nodes >= limit
+        length[too_long], nodes[too_long] = limit, 0
+    none = np.zeros_like(nodes)
+    levels.append(_Level(np.zeros(nodes.sum(), dtype=bool), np.zeros(0, dtype=np.uint8), nodes, none))
+    return length + nodes, levels
+
+
+# Ten fields of six bits, one for each digit.
+_ONES = np.uint64(sum(1 << 6 * digit for digit in range(10)))
+_FIELD = np.array([1 << 6 * digit for digit in range(10)], dtype=np.uint64)
+
+
+def _ranked(at_most: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """The argument of this rank, 0 being the smallest: the number of digits v that have at most `rank` arguments ≤ v.
+
+    Bit 5 of the field 32 + rank − at_most_v says whether v is one of them; the product with 1 in every field adds the
+    ten answers up in the last.
+    """
+    fields = (rank.astype(np.uint64) + np.uint64(32)) * _ONES - at_most
+    yes = (fields >> np.uint64(5)) & _ONES
+    return (yes * _ONES >> np.uint64(54)).astype(np.uint8) & np.uint8(63)
+
+
+def _value(kind: np.ndarray, arguments: np.ndarray, starts: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The values of operators from those of their arguments.
+
+    kind, arguments: (operator,); starts: (operator + 1,); value: (argument,). MIN, MED and MAX ask for ranks: the sum
+    of the arguments' fields counts how often each digit occurs, and its product with 1 in every field counts how many
+    arguments are at most v, for all ten v at once. No sorting, and no loop over operators.
+    """
+    at_most = _sums(_FIELD[value], starts) * _ONES  # (operator,)
+    last = arguments - np.uint8(1)
+    is_max, is_med = kind == OPERATORS.index("MAX"), kind == OPERATORS.index("MED")
+    low = np.where(is_med, last // 2, last * is_max)
+    high = np.where(is_med, arguments // 2, last * is_max)
+    middle = (_ranked(at_most, low) + _ranked(at_most, high)) // 2
+    return np.where(kind == OPERATORS.index("SM"), _sums(value, starts) % 10, middle).astype(np.uint8)
+
+
+def _finish(grammar: Grammar, bits: _Bits, length: np.ndarray, levels: list[_Level]) -> tuple[np.ndarray, np.ndarray]:
+    """Kinds and digits for trees whose shapes are drawn: symbols (tree, longest) as uint8, and values (tree,).
+
+    Values and lengths of subtrees come from the deepest level up, places in the text from the root down.
+    """
+    kinds = np.array([OPERATORS.index(name) for name in grammar.operators], dtype=np.uint8)
+    value, size = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64)  # (node,), of the level below
+    lines = []
+    for level in reversed(levels):
+        starts = _starts(level.arguments)
+        kind = kinds[bits.below(len(kinds), len(level.arguments))]  # (operator,)
+        values, sizes = _value(kind, level.arguments, starts, value), _sums(size, starts) + 2
+        below, at = size, np.flatnonzero(level.operator)
+        value = bits.below(10, len(level.operator))  # (node,)
+        symbol, size = value + np.uint8(_ZERO), np.ones(len(value), dtype=np.int64)
+        symbol[at], value[at], size[at] = kind + np.uint8(1), values, sizes
+        lines.append((symbol, at, sizes, level.arguments, starts, below))
+
+    width = int(length.max(initial=0))
+    text = np.zeros(len(length) * width, dtype=np.uint8)
+    place = np.arange(len(length)) * width  # (node,), where each node's part of the text starts
+    for symbol, at, sizes, arguments, starts, below in reversed(lines):
+        text[place] = symbol
+        place = place[at]  # (operator,)
+        text[place + sizes - 1] = _CLOSE
+        before = _starts(below)
+        place = before[:-1] + (place + 1 - before[starts[:-1]]).repeat(arguments)
+    return text.reshape(len(length), width), value
+
+
+def _blocks(grammar: Grammar, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The accepted trees of one block after the other: symbols (tree, longest) as uint8, and values (tree,)."""
+    bits = _Bits(derive(seed, "listops", grammar.name))
+    while True:
+        length, levels = _draw(grammar, bits, _BLOCK)
+        accepted = grammar.accepts(length)
+        yield _finish(grammar, bits, length[accepted], [level.of(accepted) for level in levels])
+
+
+def generate(grammar: Grammar | str, count: int, seed: int) -> Examples:
+    """The first `count` accepted trees of a seed: x (example, longest) with 0 for padding, y ∈ {0, …, 9}.
+
+    x is int32, for which 96,000 examples of the Arena take 0.8 GB, and half as much again while they are made. The
+    examples are a function of (grammar, seed) alone: asking for more of them changes none of the first.
+
+    >>> few = generate("listops-16", 2, seed=0)
+    >>> [to_text(row) for row in few.x]
+    ['[SM [MAX 4 5 ] [MED 7 1 ] ]', '[SM 8 [MIN 1 8 ] ]']
+    """
+    grammar = grammar_named(grammar)
+    if count < 1:
+        raise ValueError(f"count must be at least 1 example; not {count}")
+    if acceptance(grammar) < 1e-6:
+        raise ValueError(
+            f"grammar {grammar.name!r} accepts less than one tree in a million; "
+            f"change min_length {grammar.min_length}, max_length {grammar.max_length} or max_depth {grammar.max_depth}"
+        )
+    parts, have = [], 0
+    blocks = _blocks(grammar, seed)
+    while have < count:
+        text, value = (part[: count - have] for part in next(blocks))
+        parts.append((text[:, text.any(axis=0)], value))
+        have += len(value)
+    x = np.zeros((count, max(text.shape[1] for text, _ in parts)), dtype=np.int32)
+    end = 0
+    for text, _ in parts:
+        start, end = end, end + len(text)
+        x[start:end, : text.shape[1]] = text
+    x = torch.from_numpy(x)
+    return Examples(x, torch.from_numpy(np.concatenate([value for _, value in parts]).astype(np.int64)), x != 0)
+
+
+def to_text(row: Tensor | np.ndarray, parentheses: bool = False) -> str:
+    """A row of x as text: bare, or in the published form, which pairs everything with what stands left of it.
+
+    >>> row = torch.tensor([2, 8, 15, 5, 0])
+    >>> to_text(row)
+    '[MAX 2 9 ]'
+    >>> to_text(row, parentheses=True)
+    '( ( ( [MAX 2 ) 9 ) ] )'
+    """
+    ids = [int(i) for i in row]
+    if not all(0 <= i < len(SYMBOLS) for i in ids):
+        raise ValueError(f"row must hold symbols 0 to {len(SYMBOLS) - 1}; it has {min(ids)} to {max(ids)}")
+    tokens = [SYMBOLS[i] for i in ids if i]
+    if not parentheses:
+        return " ".join(tokens)
+    # Written from the end: how many parentheses stand before an operator is known after its arguments.
+    written, arguments = [], []  # arguments: of each operator around this token, those written so far
+    for token in reversed(tokens):
+        if token.startswith("["):
+            if not arguments:
+                raise ValueError(f"row must be a whole tree; {token} is not closed in {' '.join(tokens)!r}")
+            written += [token, *["("] * (arguments.pop() + 1)]
+            continue
+        if arguments:
+            written.append(")")
+            arguments[-1] += 1
+        if token == "]":
+            written.append(")")
+            arguments.append(0)
+        written.append(token)
+    if arguments:
+        raise ValueError(f"row must be a whole tree; it closes more than it opens in {' '.join(tokens)!r}")
+    return " ".join(reversed(written))
+
+
+def _fault(text: str, position: int, expected: str) -> ValueError:
+    found = repr(text[position : position + 12]) if position < len(text) else "the end"
+    return ValueError(f"text is not a ListOps tree: at position {position} stands {found}, expected {expected}")
+
+
+_TOKEN = re.compile(r"[()\]]|[^\s()\]]+")
+_APPLY = {
+    "MIN": min,
+    "MAX": max,
+    "MED": lambda values: int(median(values)),
+    "SM": lambda values: sum(values) % 10,
+}
+
+
+def evaluate(text: str) -> int:
+    """The value of a tree, from its text alone: a second way, which shares nothing with the one of `generate`.
+
+    Read are the bare form and the published one, with parentheses around everything and what stands left of it; in both
+    also the Arena's symbols, where X is the closing bracket and the opening one may be missing.
+
+    >>> evaluate("[MED 1 2 8 [SM 9 8 ] ]"), evaluate("( ( ( [MAX 2 ) 9 ) ] )"), evaluate("MIN 4 7 X")
+    (4, 9, 4)
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"text must be a string such as '[MAX 2 9 ]', not {type(text).__name__}")
+    operators = []  # those still open: (name, position, opening parentheses before it, values of its arguments so far)
+    result, paired = None, None  # paired: whether this text has parentheses; its first operator decides
+    opened, due = 0, 0  # opening parentheses just read, and closing ones that must come now
+    for token in _TOKEN.finditer(text):
+        word, position = token[0], token.start()
+        if word == ")" and due:
+            due -= 1
+            continue
+        if due:
+            raise _fault(text, position, "')'")
+        if result is not None:
+            raise _fault(text, position, "the end")
+        if word == "(":
+            opened += 1
+            continue
+        name = word.removeprefix("[")
+        if name in _APPLY:
+            paired = bool(opened) if paired is None else paired
+            if paired != bool(opened):
+                raise _fault(text, position, "parentheses before every operator or before none")
+            operators.append((name, position, opened, []))
+            opened = 0
+            continue
+        if opened:
+            raise _fault(text, position, "an operator after '('")
+        if word in ("]", "X") and operators:
+            name, _, pairs, values = operators.pop()
+            if not values:
+                raise _fault(text, position, f"an argument of {name}")
+            if paired and pairs != len(values) + 1:
+                raise _fault(text, position, f"{pairs - 1} arguments of {name}, one less than '(' stand before it")
+            value, due = _APPLY[name](values), int(paired)
+        elif len(word) == 1 and word in "0123456789":
+            value = int(word)
+        else:
+            raise _fault(text, position, "an operator, a digit or ']'" if operators else "an operator or a digit")
+        if operators:
+            operators[-1][-1].append(value)
+            due += paired
+        else:
+            result = value
+    if operators:
+        name, position, _, _ = operators[-1]
+        raise _fault(text, len(text), f"']' for {name} at position {position}")
+    if due:
+        raise _fault(text, len(text), "')'")
+    if result is None:
+        raise _fault(text, len(text), "an operator or a digit")
+    return result
+
+
+_ID = {word: i for i, symbol in enumerate(SYMBOLS) if i for word in (symbol, symbol.removeprefix("["))} | {"X": _CLOSE}
+
+
+def read_tsv(path: str | Path) -> Examples:
+    """A published file: columns Source and Target, separated by tabs. Every answer is checked with `evaluate`."""
+    rows, values = [], []
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = csv.DictReader(file, delimiter="\t")
+        missing = {"Source", "Target"} - set(lines.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path} must have columns Source and Target; {' and '.join(sorted(missing))} is missing")
+        for line in lines:
+            try:
+                value = evaluate(line["Source"])
+            except ValueError as fault:
+                raise ValueError(f"{path}, line {lines.line_num}: {fault}") from None
+            if line["Target"] != str(value):
+                raise ValueError(f"{path}, line {lines.line_num}: Target is {line['Target']!r}, the tree's is {value}")
+            words = (token for token in _TOKEN.findall(line["Source"]) if token not in "()")
+            rows.append(torch.tensor([_ID[word] for word in words], dtype=torch.int32))
+            values.append(value)
+    if not rows:
+        raise ValueError(f"{path} must hold at least one example below its header")
+    x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return Examples(x, torch.tensor(values), x != 0)
+
+
+def seen(train: Examples, test: Examples) -> Tensor:
+    """Which test examples occur in training: (test example,).
+
+    Rows are compared by h = Σ_j m_j x_j modulo 2⁶⁴ with fixed random m_j. Equal rows have equal h, so none of them is
+    missed; of a hundred million pairs of different rows one is mistaken for equal with probability below 1e-10.
+    """
+    factors = np.random.PCG64(0).random_raw(max(train.x.shape[1], test.x.shape[1])) | np.uint64(1)
+
+    def hashes(examples: Examples) -> np.ndarray:
+        parts = examples.x.split(4096)  # uint64 copies of all rows at once would be twice the size of the data
+        return np.concatenate([part.numpy().astype(np.uint64) @ factors[: part.shape[1]] for part in parts])
+
+    return torch.from_numpy(np.isin(hashes(test), hashes(train)))
+
+
+def load(name: str = "listops-32-nosm", train: int | None = None, test: int = 2000, seed: int = 0) -> Dataset:
+    """Train and test examples of a grammar, from streams of their own; no test example occurs in training.
+
+    train: 96,000 for the Arena's and 20,000 for the others unless told. A test example that training has is replaced
+    by the next one of the test stream, so short trees are rarer in the test set than in training.
+    """
+    grammar = grammar_named(name)
+    if train is None:
+        train = 96_000 if "arena" in name else 20_000
+    for argument, size in (("train", train), ("test", test)):
+        if size < 1:
+            raise ValueError(f"{argument} must be at least 1 example; not {size}")
+    known = generate(grammar, train, derive(seed, "train"))
+    drawn = test
+    while True:
+        fresh = generate(grammar, drawn, derive(seed, "test"))
+        new = (~seen(known, fresh)).nonzero().flatten()
+        if len(new) >= test:
+            return Dataset(name, "generated", known, fresh.take(new[:test]), classes=10, symbols=len(SYMBOLS))
+        if drawn > 100 * test:
+            raise ValueError(f"train must leave trees for the test set; of {name} almost all are among the {train}")
+        drawn = 2 * drawn
+
+
+def features(x: Tensor) -> np.ndarray:
+    """What a glance at the sequence gives, without evaluating anything below the root: (example, feature).
+
+    How often each symbol occurs, the length, the root, the number of nested arguments of the root; of the root's own
+    digits how often each occurs, their number, smallest, largest, median and sum modulo 10.
+    """
+    return np.concatenate([_features(part.numpy()) for part in x.split(4096)])
+
+
+def _features(x: np.ndarray) -> np.ndarray:
+    n = len(x)
+    rows = np.arange(n)[:, None]
+
+    def occurrences(symbol: np.ndarray, where: np.ndarray) -> np.ndarray:
+        places = (rows * len(SYMBOLS) + symbol)[where]
+        return np.bincount(places, minlength=n * len(SYMBOLS)).reshape(n, len(SYMBOLS))
+
+    opens, closes = (x > 0) & (x < _CLOSE), x == _CLOSE
+    depth = np.cumsum(opens.astype(np.int16) - closes, axis=1) - opens  # operators around each token
+    counts = occurrences(x, x > 0)  # (example, symbol)
+    nested = (opens & (depth == 1)).sum(axis=1)
+    digits = occurrences(x, (x >= _ZERO) & (depth <= 1))[:, _ZERO:]  # (example, digit), of the root's own
+    own = digits.sum(axis=1)
+    at_most = digits.cumsum(axis=1)
+
+    def ranked(rank: np.ndarray) -> np.ndarray:
+        return (at_most <= rank[:, None]).sum(axis=1)  # 10 where the root has no digit of its own
+
+    middle = (ranked((own - 1) // 2) + ranked(own // 2)) // 2
+    columns = [counts.sum(axis=1), x[:, 0], nested, own, ranked(0 * own), ranked(own - 1), middle]
+    return np.column_stack([counts[:, 1:], digits, *columns, digits @ np.arange(10) % 10])
+
+
+def controls(data: Dataset) -> dict[str, float]:
+    """Test accuracies without composition, fitted on the training examples; no accuracy means anything without them.
+
+    majority: the commonest answer. root_operator: the commonest answer for each first symbol. boosted_tree: gradient
+    boosting on `features`, which see the root's own digits and only count what lies deeper.
+    """
+    # scikit-learn takes as long to import as torch, and nothing else here needs it
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    answers = np.zeros((len(SYMBOLS), data.classes), dtype=np.int64)
+    np.add.at(answers, (data.train.x[:, 0].numpy(), data.train.y.numpy()), 1)
+    by_root = torch.from_numpy(answers.argmax(axis=1))[data.test.x[:, 0].long()]
+    tree = HistGradientBoostingClassifier(max_iter=50, early_stopping=False, random_state=0)
+    tree.fit(features(data.train.x), data.train.y.numpy())
+    return {
+        "majority": majority(data),
+        "root_operator": (by_root == data.test.y).double().mean().item(),
+        "boosted_tree": float((tree.predict(features(data.test.x)) == data.test.y.numpy()).mean()),
+    }
