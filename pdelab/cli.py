@@ -25,6 +25,7 @@ from pdelab.results import DamagedResult, Result, Store, Summary, data_folder, s
 from pdelab.training import DamagedCheckpoint, choose_device
 
 DAMAGED, MISSING, STOPPED = 1, 3, 130
+SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
 
 
 class Group(click.Group):
@@ -101,7 +102,7 @@ def matching(names: Iterable[str]) -> list[str]:
 
 @main.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--scale", type=click.Choice(list(Scale)), help="Size; default: PDELAB_SCALE, else book.")
+@click.option("--scale", type=SCALES, help="Size; default: PDELAB_SCALE, else book.")
 @click.option("--seeds", type=Seeds(), default="5", show_default=True, help=getdoc(Seeds))
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
@@ -147,7 +148,7 @@ def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--scale", type=click.Choice(list(Scale)), help="One size only.")
+@click.option("--scale", type=SCALES, help="One size only.")
 @click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 def results(name, scale, folder, as_csv) -> None:
@@ -156,6 +157,9 @@ def results(name, scale, folder, as_csv) -> None:
     if name is None:
         known = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
         rows = [row for one in known for row in overview(store.load(one, scale))]
+        if not rows:
+            click.echo(f"Nothing is recorded in {store.folder}. Next: pdelab run NAME")
+            return
         table(rows, ("experiment", "scale", "seeds", "diverged", "seconds", "commit"), as_csv)
         return
     found = store.load(name, scale)

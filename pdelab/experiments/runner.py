@@ -123,7 +123,9 @@ def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int
     lines = context.Queue()
     for line in range(workers):
         lines.put(line + 2)  # line 1 counts the jobs
-    pool = ProcessPoolExecutor(workers, context, _begin, (lines, tqdm.get_lock()))
+    lock = context.RLock()  # bars of several processes take turns
+    tqdm.set_lock(lock)
+    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock))
     with pool, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
         running = {pool.submit(_work, job, device, progress): job for job in todo}
         while running:

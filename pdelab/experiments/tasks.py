@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from pdelab import datasets
+from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments.scales import Scale, Workplace
 from pdelab.metrics.similarity import fidelity
@@ -126,7 +127,7 @@ class Measured:
 
 def measure(kinds: Sequence[str], task: Task, data: Dataset, seed: int, work: Workplace) -> Measured:
     """Train every kind and measure it; beside the accuracies stand the controls of the data set."""
-    found = Measured(controls=datasets.controls(data))
+    found = Measured(controls=controls.of(data))
     for kind in kinds:
         model, record = fit(kind, task, data, seed, work)
         if record.status == DIVERGED:
