@@ -288,8 +288,8 @@ def _by_hand(file: File, failures: list[str]) -> str:
     missing = [other for other in source.files if not other.place.is_file()] or [file]
     reasons = "".join(f"\n  {failure}" for failure in failures)
     return (
-        f"{source.name} is not here"
-        + (f" and could not be downloaded:{reasons}" if failures else f"; get it with: pdelab data get {source.name}")
+        f"{source.name} is not here, or not whole"
+        + (f", and could not be downloaded:{reasons}" if failures else f"; get it with: pdelab data get {source.name}")
         + "\nBy hand, put here\n"
         + "\n".join(other.instructions() for other in missing)
         + "\nor name another folder with PDELAB_DATA."

@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import zlib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -141,6 +142,14 @@ def test_the_second_address_is_used_when_the_first_fails(server, register, folde
     assert place.read_bytes() == GOOD
     assert server.requests == ["/first", "/second"]
     assert files_in(folder) == ["tiny/file.bin"]
+
+
+def test_a_server_that_falls_silent_is_left_soon(server, register):
+    register(server.url("/silent", stalling))
+    start = time.monotonic()
+    with pytest.raises(cache.DataMissing):
+        cache.fetch("tiny/file.bin")
+    assert time.monotonic() - start < 10  # the server itself would stay silent for 20 s
 
 
 def test_an_address_is_asked_again_before_it_is_given_up(server, register, monkeypatch):
