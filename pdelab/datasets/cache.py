@@ -219,70 +219,53 @@ class Source:
     credit: str
 
 
-def _mnist(name: str, sha256: str, size: int) -> File:
-    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-    return File(f"mnist/{name}", tuple(mirror + name for mirror in mirrors), sha256, size)
-
-
-SOURCES = {
-    source.name: source
-    for source in (
-        Source(
-            "mnist",
-            (
-                _mnist(
-                    "train-images-idx3-ubyte.gz",
-                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                    9_912_422,
-                ),
-                _mnist(
-                    "train-labels-idx1-ubyte.gz",
-                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                    28_881,
-                ),
-                _mnist(
-                    "t10k-images-idx3-ubyte.gz",
-                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                    1_648_877,
-                ),
-                _mnist(
-                    "t10k-labels-idx1-ubyte.gz",
-                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                    4_542,
-                ),
-            ),
-            "digits-pixels and digits-rows",
-            "MNIST by Y. LeCun, C. Cortes and C. Burges, from NIST's handwriting; CC BY-SA 3.0",
+_MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_MNIST_FILES = (
+    ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
+    ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+    ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+    ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+)
+_MNIST = Source(
+    name="mnist",
+    files=tuple(
+        File(f"mnist/{name}", tuple(mirror + name for mirror in _MNIST_MIRRORS), sha256, size)
+        for name, sha256, size in _MNIST_FILES
+    ),
+    builtin="digits-pixels and digits-rows",
+    credit="MNIST by Y. LeCun, C. Cortes and C. Burges, from NIST's handwriting; CC BY-SA 3.0",
+)
+_NEWSGROUPS = Source(
+    name="newsgroups",
+    files=(
+        Newsgroups(
+            path="sklearn/20news-bydate_py3.pkz",
+            urls=("https://ndownloader.figshare.com/files/5975967",),
+            sha256="b766269b3d427d55d695165ac55d14148d2bbad5babc53feb2fc894398c41c1b",
+            bytes=15_283_416,
+            texts=(11_314, 7_532),
         ),
-        Source(
-            "newsgroups",
-            (
-                Newsgroups(
-                    "sklearn/20news-bydate_py3.pkz",
-                    ("https://ndownloader.figshare.com/files/5975967",),
-                    "b766269b3d427d55d695165ac55d14148d2bbad5babc53feb2fc894398c41c1b",
-                    15_283_416,
-                    (11_314, 7_532),
-                ),
-            ),
-            "synthetic-topics",
-            "20 Newsgroups by K. Lang, the by-date form by J. Rennie; posts of their writers, no licence stated",
+    ),
+    builtin="synthetic-topics",
+    credit="20 Newsgroups by K. Lang, the by-date form by J. Rennie; posts of their writers, no licence stated",
+)
+_TINYSHAKESPEARE = Source(
+    name="tinyshakespeare",
+    files=(
+        File(
+            path="tinyshakespeare/input.txt",
+            urls=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+            sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            bytes=1_115_394,
         ),
-        Source(
-            "tinyshakespeare",
-            (
-                File(
-                    "tinyshakespeare/input.txt",
-                    ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
-                    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-                    1_115_394,
-                ),
-            ),
-            "synthetic-characters",
-            "plays of Shakespeare, in the public domain, put together by A. Karpathy for char-rnn",
-        ),
-    )
-}
+    ),
+    builtin="synthetic-characters",
+    credit="plays of Shakespeare, in the public domain, put together by A. Karpathy for char-rnn",
+)
+SOURCES = {source.name: source for source in (_MNIST, _NEWSGROUPS, _TINYSHAKESPEARE)}
 
 
 def _source(name: str) -> Source:
@@ -305,8 +288,8 @@ def _by_hand(file: File, failures: list[str]) -> str:
     missing = [other for other in source.files if not other.place.is_file()] or [file]
     reasons = "".join(f"\n  {failure}" for failure in failures)
     return (
-        f"{source.name} is not here"
-        + (f" and could not be downloaded:{reasons}" if failures else f"; get it with: pdelab data get {source.name}")
+        f"{source.name} is not here, or not whole"
+        + (f", and could not be downloaded:{reasons}" if failures else f"; get it with: pdelab data get {source.name}")
         + "\nBy hand, put here\n"
         + "\n".join(other.instructions() for other in missing)
         + "\nor name another folder with PDELAB_DATA."
