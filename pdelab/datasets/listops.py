@@ -274,7 +274,7 @@ def _finish(grammar: Grammar, bits: _Bits, length: np.ndarray, levels: list[_Lev
     """
     kinds = np.array([OPERATORS.index(name) for name in grammar.operators], dtype=np.uint8)
     value, size = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64)  # (node,), of the level below
-    lines = []
+    drawn = []
     for level in reversed(levels):
         starts = _starts(level.arguments)
         kind = kinds[bits.below(len(kinds), len(level.arguments))]  # (operator,)
@@ -283,12 +283,12 @@ def _finish(grammar: Grammar, bits: _Bits, length: np.ndarray, levels: list[_Lev
         value = bits.below(10, len(level.operator))  # (node,)
         symbol, size = value + np.uint8(_ZERO), np.ones(len(value), dtype=np.int64)
         symbol[at], value[at], size[at] = kind + np.uint8(1), values, sizes
-        lines.append((symbol, at, sizes, level.arguments, starts, below))
+        drawn.append((symbol, at, sizes, level.arguments, starts, below))
 
     width = int(length.max(initial=0))
     text = np.zeros(len(length) * width, dtype=np.uint8)
     place = np.arange(len(length)) * width  # (node,), where each node's part of the text starts
-    for symbol, at, sizes, arguments, starts, below in reversed(lines):
+    for symbol, at, sizes, arguments, starts, below in reversed(drawn):
         text[place] = symbol
         place = place[at]  # (operator,)
         text[place + sizes - 1] = _CLOSE
@@ -454,7 +454,10 @@ _ID = {word: i for i, symbol in enumerate(SYMBOLS) if i for word in (symbol, sym
 
 
 def read_tsv(path: str | Path) -> Examples:
-    """A published file: columns Source and Target, separated by tabs. Every answer is checked with `evaluate`."""
+    """A published file: columns Source and Target, separated by tabs.
+
+    Every answer is checked with `evaluate`, which takes some minutes for the 96,000 lines of the Arena's training file.
+    """
     rows, values = [], []
     with open(path, encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file, delimiter="\t")
