@@ -40,8 +40,7 @@ def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
     The relative distance to the nearest state 1xᵀ of equal tokens, whose x is μ; Dong et al. (2021) show that attention
     alone drives it to 0 ("rank collapse"), in another norm. A zero state has no value: NaN.
     """
-    u = clean(u, mask)
-    u = u / u.abs().amax(dim=(1, 2), keepdim=True)  # no square is lost to underflow; a zero state becomes NaN
+    u = _scaled(clean(u, mask))
     return (torch.linalg.matrix_norm(_residual(u, mask)) / torch.linalg.matrix_norm(u)).mean()
 
 
@@ -50,7 +49,7 @@ def stable_rank(u: Field, mask: Mask | None = None) -> Tensor:
 
     A zero state has no value: NaN.
     """
-    u = clean(u, mask)
+    u = _scaled(clean(u, mask))
     return (torch.linalg.matrix_norm(u) / torch.linalg.matrix_norm(u, ord=2)).square().mean()
 
 
@@ -88,6 +87,12 @@ def state_gradients(run: Trajectory, loss: Tensor) -> Tensor:
         raise ValueError(f"run must have states with a graph; states {without} have none: try u0.requires_grad_()")
     gradients = torch.autograd.grad(loss, run.states, retain_graph=True, materialize_grads=True)
     return torch.stack([norm(keep_real(g, run.mask)) for g in gradients])
+
+
+def _scaled(u: Field) -> Field:
+    """Each example with 1 as its largest entry, so that no square is lost to underflow; a zero state stays zero."""
+    largest = u.abs().amax(dim=(1, 2), keepdim=True)
+    return u / torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
 def _residual(u: Field, mask: Mask | None) -> Field:

@@ -175,6 +175,7 @@ def test_cka_sees_neither_rotation_nor_scale_nor_shift():
     u, v = pair(3, 6)
     close(cka(5 * u @ rotation(4) + 2, v @ rotation(4, 1)), cka(u, v))
     close(1.0, cka(u, -2 * u @ rotation(4)))
+    close(cka(u, v), cka(1e-30 * u.float(), 1e30 * v.float()).double(), atol=1e-6)
     assert cka(u, u.clone()) == 1
     assert cka(u, u * torch.tensor([1.0, 1.0, 1.0, 9.0])) < 0.95  # it does see a scale of one feature
     assert cka(u, torch.ones_like(u)).isnan()
