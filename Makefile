@@ -32,8 +32,10 @@ lab: .venv/ready  ## open JupyterLab on your own copies in work/ (EDITION=instru
 notebooks: .venv/ready  ## run the text sources into the committed notebooks (CHAPTER=name for one)
 	@$(PY) tools/notebooks.py $(CHAPTER)
 
-record: .venv/ready  ## record the results and test outcomes that the ledger reads
-	@$(PY) tools/record.py
+record: .venv/ready  ## record the results and test outcomes that the ledger reads (AGAIN=--again: all of them anew)
+	@$(PY) -m pdelab.cli run '*' --scale book --seeds 5 --store data/results $(AGAIN)
+	@$(PY) -m pytest tests -q -m claim --record-claims
+	@echo "Recorded. Next: make notebooks, so that the pages show it."
 
 editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
 	@$(PY) tools/editions.py

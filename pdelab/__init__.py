@@ -25,6 +25,7 @@ _EXPORTS = {
     "RK4": "integrators",
     "Reaction": "terms.reaction",
     "Result": "results",
+    "Settings": "training",
     "SpatialStabilization": "terms.stabilization",
     "Status": "solver",
     "Store": "results",
@@ -37,6 +38,7 @@ _EXPORTS = {
     "simulator": "models",
     "solve": "solver",
     "summarise": "results",
+    "train": "training",
     "transformer": "models",
 }
 _MODULES = (
@@ -52,8 +54,10 @@ _MODULES = (
     "models",
     "plots",
     "results",
+    "seeds",
     "solver",
     "terms",
+    "training",
 )
 
 __all__ = [*_EXPORTS, *_MODULES]

@@ -143,7 +143,7 @@ def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
             tqdm.write(f"{job}: {result.status}{lost}, {result.seconds:.1f} s, {found}", file=sys.stdout)
     if stopped:
         fail("\n".join([*stopped, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
-    click.echo(f"Next: pdelab results {names[0]}")
+    click.echo(f"Next: pdelab results {matching(names)[0]}")
 
 
 @main.command()

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import index
@@ -43,6 +43,39 @@ class Trajectory:
     stopped_at: int | None = None
     attention: tuple[Tensor, ...] | None = None
     mask: Mask | None = None
+
+    @classmethod
+    def of(
+        cls, states: Sequence[Field], mask: Mask | None = None, attention: Sequence[Tensor] | None = None
+    ) -> "Trajectory":
+        """The states that some other model gave, embedding first, one a layer: t = 0, 1, …, L.
+
+        A state that is not finite ends it there as DIVERGED, as in `solve`. `attention`: maps, one per layer.
+
+        >>> Trajectory.of([torch.ones(1, 2, 3), torch.zeros(1, 2, 3)]).times
+        (0.0, 1.0)
+        """
+        if not states:
+            raise ValueError("states is empty; give the embedding and the output of every layer")
+        for n, u in enumerate(states):
+            if not isinstance(u, Tensor) or u.ndim != 3 or u.shape != states[0].shape:
+                given = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+                raise ValueError(f"states must be tensors of one shape (batch, token, feature); states[{n}] is {given}")
+        check_mask(mask, states[0])
+        check_field(keep_real(states[0], mask), "states[0]")
+        if attention is not None and len(attention) != len(states) - 1:
+            raise ValueError(f"attention must have one map per layer, {len(states) - 1}; not {len(attention)}")
+        finite = [bool(u.is_meta or torch.isfinite(keep_real(u, mask)).all()) for u in states]
+        good = len(states) if all(finite) else finite.index(False)
+        return cls(
+            times=tuple(float(n) for n in range(good)),
+            states=tuple(states[:good]),
+            final=states[good - 1],
+            status=Status.FINISHED if all(finite) else Status.DIVERGED,
+            stopped_at=None if all(finite) else good,
+            attention=None if attention is None else tuple(attention[: good if good < len(states) else None]),
+            mask=mask,
+        )
 
     def at(self, t: float) -> Any:
         """The stored state nearest in time to t."""

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
+from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import gradient_norms, nonuniformity
 from pdelab.models import Model
@@ -214,7 +215,7 @@ def _watch(model: nn.Module, data: Dataset, batch: Examples, step: int) -> Watch
     real = probe.mask if probe.mask is not None else torch.ones(run.final.shape[:2], dtype=torch.bool)
     seen.state_rms.extend(u[real].square().mean().sqrt().item() for u in run.states)
     seen.fidelity.extend(fidelity(run).tolist())
-    seen.nonuniformity.extend(nonuniformity(u, probe.mask).item() for u in run.states)
+    seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
     return seen
 
 

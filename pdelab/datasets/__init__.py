@@ -4,7 +4,6 @@ A Dataset's name says which one it is, and stands in every result and figure mad
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 
 from pdelab.datasets.base import Dataset
 
@@ -23,9 +22,7 @@ _NAMES = {
 
 
 def _modules() -> dict[str, str]:
-    """_NAMES and, by its own list, every grammar of listops."""
-    if find_spec("pdelab.datasets.listops") is None:
-        return _NAMES
+    """_NAMES and every grammar of listops, by its own list."""
     return _NAMES | dict.fromkeys(import_module("pdelab.datasets.listops").GRAMMARS, "listops")
 
 

@@ -6,12 +6,15 @@ Transformer with other weights. A figure counts for something only where it is b
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.experiments.tasks import TASKS, build, look, measure
 from pdelab.field import Field, keep_real
+from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import cka, cosine, nmse
 from pdelab.metrics.spectrum import spectral_similarity
 from pdelab.results import Figures, Result
@@ -21,7 +24,7 @@ SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
 SIMILARITIES = {
     "nmse": nmse,
     "cosine": cosine,
-    "centred_cosine": lambda u, v, mask: cosine(u, v, mask, centre="position"),
+    "centred_cosine": partial(cosine, centre="position"),
     "spectral": spectral_similarity,
     "cka": cka,
 }
@@ -50,8 +53,8 @@ def through(maps: Sequence[torch.Tensor], u0: Field, mask=None) -> list[Field]:
 
 def alignment(states: Sequence[Field], target: Trajectory) -> Figures:
     """Every similarity of the states to the Transformer's, one value per layer."""
-    pairs = list(zip(states, target.states, strict=True))
-    return {name: [f(u, v, target.mask).item() for u, v in pairs] for name, f in SIMILARITIES.items()}
+    run = replace(target, states=tuple(states))
+    return {name: per_layer(metric, run, target).tolist() for name, metric in SIMILARITIES.items()}
 
 
 def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:

@@ -15,6 +15,7 @@ from pdelab import datasets
 from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments.scales import Scale, Workplace
+from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import nonuniformity
 from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
@@ -150,6 +151,7 @@ def look(model: Model, examples: Examples) -> Trajectory:
 def figures_of(kind: str, model: Model, record: Training, data: Dataset, task: Task) -> tuple[Figures, Figures]:
     """What is measured on every trained model, and the same before training as a control.
 
+    fidelity: mean cosine of a token's state with its input; correlation: ρ, that of the whole states (P2 thm 3.4).
     Gradient norms: median and largest whole norm over all steps, and per layer the whole norm and the root mean square
     per weight, before training and after it.
     """
@@ -162,7 +164,8 @@ def figures_of(kind: str, model: Model, record: Training, data: Dataset, task: T
         "loss": evaluation.loss,
         "accuracies": [e.accuracy for e in record.evaluations],
         "fidelity": fidelity(run).tolist(),
-        "nonuniformity": [nonuniformity(u, run.mask).item() for u in run.states],
+        "correlation": fidelity(run, over="state").tolist(),
+        "nonuniformity": per_layer(nonuniformity, run).tolist(),
         "state_rms": last.state_rms,
         "gradient_median": statistics.median(record.gradient_norms),
         "gradient_largest": max(record.gradient_norms),
@@ -176,4 +179,5 @@ def figures_of(kind: str, model: Model, record: Training, data: Dataset, task: T
         "untrained_layer_gradient_norm": [first.gradient_norm[name] for name in layers],
         "untrained_layer_gradient_rms": [first.gradient_rms[name] for name in layers],
     }
-    return tuple({f"{kind}/{name}": value for name, value in part.items()} for part in (figures, before))
+    # what has no layers of its own, such as diffusion with a given coefficient, has no gradients per layer
+    return tuple({f"{kind}/{name}": value for name, value in part.items() if value != []} for part in (figures, before))
