@@ -7,6 +7,7 @@ import csv
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,8 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context):
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("stopped; what is recorded stays", STOPPED)
         except cache.DataMissing as error:
             fail(str(error), MISSING)
         except (DamagedResult, DamagedCheckpoint, cache.DataDamaged, OSError) as error:
@@ -133,16 +136,23 @@ def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
     if skipped := len(matching(names)) * len(seeds) - len(todo):
         click.echo(f"{skipped} recorded already in {store.folder} (--again runs them anew)")
     workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
-    stopped = []
+    stopped, failed = [], []
     for job, found in runner.do_all(todo, store, device=str(chosen), workers=workers, progress=not quiet):
-        if isinstance(found, str):
-            stopped.append(f"{job}: {found}")
+        if isinstance(found, runner.Stopped):
+            stopped.append(f"{job}: {found.where}")
+        elif isinstance(found, cache.DataMissing):
+            raise found
+        elif isinstance(found, Exception):
+            tqdm.write("".join(traceback.format_exception(found)), file=sys.stderr)
+            failed.append(f"{job}: failed, {type(found).__name__}: {found}")
         else:
             result = store.read(found)
             lost = f", diverged: {', '.join(result.diverged)}" if result.diverged else ""
             tqdm.write(f"{job}: {result.status}{lost}, {result.seconds:.1f} s, {found}", file=sys.stdout)
     if stopped:
-        fail("\n".join([*stopped, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
+        fail("\n".join([*failed, *stopped, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
+    if failed:
+        fail("\n".join(failed), DAMAGED)
     click.echo(f"Next: pdelab results {matching(names)[0]}")
 
 

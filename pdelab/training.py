@@ -220,7 +220,7 @@ def _watch(model: nn.Module, data: Dataset, batch: Examples, step: int) -> Watch
 
 
 @contextmanager
-def _patience() -> Iterator[list]:
+def patience() -> Iterator[list]:
     """Ctrl-C or a notebook's stop button is noted, not obeyed at once: a half-made step would be lost or, worse, kept.
 
     A second one is obeyed at once, unless it follows within a second: a terminal tells parent and child alike, and the
@@ -341,7 +341,7 @@ def train(
         leave=None,
         mininterval=0.5,
     )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _patience() as asked, bar:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), patience() as asked, bar:
         for step in range(record.step, settings.steps):
             batch = batch_at(step)
             if step in settings.watch:

@@ -18,7 +18,7 @@ from pdelab.datasets import cache
 from pdelab.experiments.scales import Run, Scale, Workplace
 from pdelab.experiments.tasks import Interrupted
 from pdelab.results import Result, Store
-from pdelab.training import choose_device
+from pdelab.training import choose_device, patience
 
 # name -> module and function
 RUNS = {
@@ -68,45 +68,61 @@ def jobs(names: Sequence[str], scale: Scale, seeds: Sequence[int], store: Store,
     return [job for job in wanted if again or not store.path(job.name, job.scale, job.seed).exists()]
 
 
-def do(job: Job, device: str = "cpu", progress: int = 0) -> Result | str:
-    """The Result, or words on why there is none yet."""
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was interrupted; the same job goes on from its checkpoints."""
+
+    where: str
+
+
+Outcome = Result | Stopped | Exception
+
+
+def do(job: Job, device: str = "cpu", progress: int = 0) -> Result | Stopped:
+    """The Result, recorded nowhere yet, or where the run was stopped."""
     work = Workplace(str(choose_device(device)), job.folder, progress)
     try:
         return find(job.name)(job.scale, job.seed, work)
     except Interrupted as stop:
-        return str(stop)
+        return Stopped(str(stop))
+    except KeyboardInterrupt:
+        return Stopped("stopped between two trainings")
 
 
 def do_all(
     todo: Sequence[Job], store: Store, *, device: str = "cpu", workers: int = 1, progress: bool = True
-) -> Iterator[tuple[Job, Path | str]]:
-    """Run the jobs, record each Result as it comes, and give (job, file), or (job, words) for one that was stopped.
+) -> Iterator[tuple[Job, Path | Stopped | Exception]]:
+    """Run the jobs, record each Result as it comes, and give (job, its file), or why there is none.
 
     With several workers each has one thread: models as small as the book's train faster two beside each other than one
-    on two threads. After an interruption the runs in progress keep their checkpoints and no new one is begun.
+    on two threads. After an interruption the runs in progress keep their checkpoints and no new one is begun. A run
+    that fails does not stop the others.
     """
     done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
     for job, found in done(todo, device=device, progress=progress):
         if isinstance(found, Result):
-            path = store.save(found)
+            yield job, store.save(found)
             shutil.rmtree(job.folder, ignore_errors=True)
-            yield job, path
         else:
             yield job, found
-            if workers == 1:
-                return
 
 
-def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tuple[Job, Result | str]]:
+def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tuple[Job, Outcome]]:
     for job in todo:
-        yield job, do(job, device, int(progress))
+        try:
+            found = do(job, device, int(progress))
+        except Exception as fault:
+            found = fault
+        yield job, found
+        if isinstance(found, Stopped):
+            return
 
 
 _line = 1  # of the terminal, for the bar of this worker
 
 
 def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
-    """A worker: one thread, a line of its own, and Ctrl-C is for the training loop, which stops between two steps."""
+    """A worker: one thread and a line of its own. Between two jobs it leaves Ctrl-C to the parent."""
     global _line
     _line = lines.get()
     torch.set_num_threads(1)
@@ -114,11 +130,15 @@ def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _work(job: Job, device: str, progress: bool) -> Result | str:
-    return do(job, device, _line if progress else 0)
+def _work(job: Job, device: str, progress: bool) -> Result | Stopped:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return do(job, device, _line if progress else 0)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int) -> Iterator[tuple[Job, Result | str]]:
+def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int) -> Iterator[tuple[Job, Outcome]]:
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
     lines = context.Queue()
     for line in range(workers):
@@ -126,18 +146,17 @@ def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int
     lock = context.RLock()  # bars of several processes take turns
     tqdm.set_lock(lock)
     pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock))
-    with pool, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
+    with patience() as asked, pool, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
         running = {pool.submit(_work, job, device, progress): job for job in todo}
+        told = False
         while running:
-            try:
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            except KeyboardInterrupt:
-                for future in [future for future in running if future.cancel()]:
-                    running.pop(future)
-                for process in pool._processes.values():  # kill -INT reaches this process alone; a terminal, all
+            finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            if asked and not told:
+                running = {future: job for future, job in running.items() if not future.cancel()}
+                for process in pool._processes.values():  # kill -INT reaches the parent alone; a terminal, all
                     os.kill(process.pid, signal.SIGINT)
-                continue
-            for future in finished:
+                told = True
+            for future in finished & running.keys():
                 job = running.pop(future)
                 bar.update()
-                yield job, future.result()
+                yield job, future.exception() or future.result()

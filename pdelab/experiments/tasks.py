@@ -67,12 +67,12 @@ _PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64}
 TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
         Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),
-        Scale.BOOK: Task("digits-rows", _settings(600)),
+        Scale.BOOK: Task("digits-rows", _settings(600, rate=3e-3)),
         Scale.PAPER: Task("mnist-pixels", _settings(9_375, batch=32, checkpoint_every=20), **_PAPER),
     },
     "listops": {
         Scale.SMOKE: Task("listops-16-nosm", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16),
-        Scale.BOOK: Task("listops-32-nosm", _settings(2_000), {"train": 20_000, "test": 2_000}),
+        Scale.BOOK: Task("listops-32-nosm", _settings(2_000, rate=3e-3), {"train": 100_000, "test": 2_000}),
         Scale.PAPER: Task(
             "listops-1000", _settings(5_000, batch=32, checkpoint_every=20), {"train": 96_000, "test": 2_000}, **_PAPER
         ),

@@ -1,0 +1,217 @@
+"""The command line: what it prints, what it exits with, and that stopping it loses nothing."""
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from pdelab import cli
+from pdelab.datasets import cache
+from pdelab.experiments import runner
+from pdelab.experiments.scales import Scale
+from pdelab.results import Result, Store
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDELAB_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("PDELAB_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PDELAB_SCALE", raising=False)
+    return tmp_path
+
+
+def pdelab(*words, code=0):
+    found = CliRunner().invoke(cli.main, [*words])
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def test_without_a_name_run_lists_every_experiment_with_its_scales():
+    lines = pdelab("run").splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == list(runner.RUNS)
+    assert "smoke/book/paper" in next(line for line in lines if line.startswith("corners-images"))
+
+
+def test_what_is_recorded_is_skipped_unless_again(places):
+    first = pdelab("run", "heat_ends", "--seeds", "2", "--jobs", "1", "--quiet")
+    assert first.count("finished") == 2
+    path = places / "results" / "heat_ends" / "book-seed1.json"
+    before = path.read_bytes()
+    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "1", "--quiet")
+    assert "2 recorded already" in second
+    assert second.count("finished") == 1
+    assert path.read_bytes() == before
+    assert pdelab("run", "heat_ends", "--seeds", "1,", "--again", "--quiet", code=2)
+    assert "recorded already" not in pdelab("run", "heat_ends", "--seeds", "1", "--again", "--quiet")
+    assert not (places / "data" / "runs" / "heat_ends" / "book-seed1").exists()
+
+
+def test_a_pattern_names_several_and_each_once():
+    assert cli.matching(["corners-*", "corners-images", "heat_ends"]) == [
+        "corners-images",
+        "corners-listops",
+        "heat_ends",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "heat"], "no experiment is called 'heat'; there are heat_ends"),
+        (["run", "heat_ends", "--scale", "paper"], "heat_ends has the scales book; not paper"),
+        (["run", "heat_ends", "--scale", "huge"], "'huge' is not one of"),
+        (["run", "heat_ends", "--seeds", "five"], "neither a number of seeds"),
+        (["run", "heat_ends", "--seeds", "0"], "names no seed"),
+        (["run", "heat_ends", "--seeds", "-1"], "names no seed"),
+        (["run", "heat_ends", "--device", "abacus"], "abacus"),
+        (["run", "heat_ends", "--jobs", "0"], "jobs"),
+        (["results", "heat_ends"], "nothing is recorded of 'heat_ends'"),
+        (["claims", "P9-eq1"], "no claim is called 'P9-eq1'"),
+        (["data", "get", "imagenet"], "imagenet"),
+        (["data", "get"], "Missing argument"),
+        (["walk"], "No such command 'walk'"),
+    ],
+)
+def test_what_is_not_understood_gives_a_sentence_and_exit_code_2(words, says):
+    output = pdelab(*words, code=2)
+    assert says in output
+    assert "Traceback" not in output
+
+
+def test_the_scale_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PDELAB_SCALE", "paper")
+    assert "has the scales book; not paper" in pdelab("run", "heat_ends", code=2)
+    monkeypatch.setenv("PDELAB_SCALE", "huge")
+    assert "scale must be one of smoke, book, paper; not 'huge'" in pdelab("run", "heat_ends", code=2)
+
+
+def test_results_show_figures_with_controls_and_intervals(places):
+    assert "Nothing is recorded" in pdelab("results")
+    store = Store(places / "results")
+    for seed, value in enumerate((1.0, 2.0, 3.0)):
+        store.save(Result("x", {}, "book", seed, "finished", {"a": value, "m/b": [value, 0.0]}, {"c": 0.5}))
+    store.save(Result("x", {}, "book", 3, "finished", {"a": 2.0}, {"c": 0.5}, {"m": 7}))
+    assert "x           book   0,1,2,3" in pdelab("results")
+    table = pdelab("results", "x")
+    assert "m/b" in table
+    assert "2 [-0.484, 4.48] (3 seeds, 1 diverged)" in table
+    assert "0.5 [0.5, 0.5] (4 seeds)" in table
+    rows = list(csv.reader(io.StringIO(pdelab("results", "x", "--csv"))))
+    assert rows[0][:3] == ["scale", "kind", "name"]
+    assert ["book", "control", "c"] in [row[:3] for row in rows]
+
+
+def test_a_damaged_result_is_named_with_exit_code_1(places):
+    store = Store(places / "results")
+    path = store.save(Result("x", {}, "book", 0, "finished", {"a": 1.0}))
+    path.write_text(path.read_text().replace("1.0", "2.0"))
+    assert "book-seed0.json was changed after it was written" in pdelab("results", code=1)
+    assert "book-seed0.json was changed after it was written" in pdelab("doctor", code=1)
+
+
+def test_every_claim_is_listed_with_its_verdict():
+    rows = list(csv.reader(io.StringIO(pdelab("claims", "--csv"))))
+    assert len(rows) == 64
+    assert "not yet measured" in pdelab("claims").splitlines()[-1]
+    one = pdelab("claims", "P1-eq6/7")
+    assert "verdict" in one
+    assert "because" in one
+
+
+def test_data_are_listed_and_what_is_missing_has_its_own_exit_code(monkeypatch):
+    listed = pdelab("data", "list")
+    assert listed.count("missing") == len(cache.SOURCES)
+    assert "Nothing is here yet" in pdelab("data", "verify")
+    words = pdelab("data", "verify", "tinyshakespeare", code=3)
+    assert "input.txt" in words
+    assert "PDELAB_DATA" in words
+
+
+def test_damaged_data_are_named_with_exit_code_1(places):
+    path = places / "data" / "tinyshakespeare" / "input.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("To be, or not")
+    assert "input.txt" in pdelab("data", "verify", code=1)
+    assert "damaged" in pdelab("data", "list")
+    assert "damaged" in pdelab("doctor", code=1)
+
+
+def test_the_doctor_says_what_is_here_and_what_is_missing():
+    words = pdelab("doctor")
+    for expected in ("torch", "scikit-learn", "device", "cores", "data folder", "pdelab data get mnist", "0 damaged"):
+        assert expected in words
+
+
+def command(*words, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pdelab.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs):
+    """Ctrl-C to the command alone, as kill gives it: exit code 130, checkpoints kept, and the next call ends it."""
+    words = ["run", "corners-images", "--scale", "smoke", "--seeds", str(jobs), "--jobs", str(jobs), "--quiet"]
+    runs = places / "data" / "runs" / "corners-images"
+    process = command(*words)
+    deadline = time.monotonic() + 120
+    while len(list(runs.glob("smoke-seed*/*/checkpoint.pt"))) < jobs:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == cli.STOPPED, (out, err)
+    assert "seed 0: stopped" in err
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
+
+    process = command(*words)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert not list(runs.glob("smoke-seed*"))
+    fresh = runner.do(runner.Job("corners-images", Scale.SMOKE, 0))
+    assert Store(places / "results").load("corners-images")[0].figures == fresh.figures
+
+
+def test_runs_side_by_side_give_what_one_alone_gives(places):
+    pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "2", "--quiet")
+    side_by_side = Store(places / "results").load("heat_ends")
+    assert [r.seed for r in side_by_side] == [0, 1, 2]
+    assert side_by_side[2].figures == runner.find("heat_ends")("book", 2).figures
+
+
+def test_a_fault_in_a_run_is_shown_and_does_not_stop_the_others(places, monkeypatch):
+    def broken(scale, seed, work):
+        if seed == 1:
+            raise ZeroDivisionError("a fault of the experiment")
+        return Result("heat_ends", {}, scale, seed, "finished", {})
+
+    broken.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: broken)
+    words = pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "1", "--quiet", code=1)
+    assert "Traceback" in words
+    assert "heat_ends, book, seed 1: failed, ZeroDivisionError: a fault of the experiment" in words
+    assert [r.seed for r in Store(places / "results").load("heat_ends")] == [0, 2]
+
+
+def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):
+    def offline(self):
+        raise cache.DataMissing("mnist is not here; put it there")
+
+    monkeypatch.setattr(cache.File, "download", offline)
+    words = pdelab("run", "corners-images", "--scale", "paper", "--seeds", "1", "--quiet", code=3)
+    assert "put it there" in words
+    assert "Traceback" not in words
