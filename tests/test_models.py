@@ -14,7 +14,7 @@ from systems import MODELS, SEQUENCES, WIDTH, assert_padding_changes_nothing, fi
 from torch import nn
 
 from pdelab import Euler, Layered, LieEuler, MasterEquation, Status, from_torch, simulator, solve, transformer
-from pdelab.models import VARIANTS, Model
+from pdelab.models import VARIANTS, Embedding, Model, with_ends
 
 every_model = pytest.mark.parametrize("name", MODELS)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -581,3 +581,70 @@ def test_the_output_of_a_diverged_run_is_not_a_number():
     x = torch.ones(1, 3, 4)
     assert model.trajectory(x).status is Status.DIVERGED
     assert torch.isnan(model(x)).all()
+
+
+def test_the_embedding_is_content_plus_place_with_entries_of_variance_one():
+    embed = seeded(lambda: Embedding(64, 40, symbols=50))
+    x = torch.randint(0, 50, (30, 40), generator=torch.Generator().manual_seed(0))
+    u = embed(x)
+    torch.testing.assert_close(u, embed.content.weight[x] + embed.places)
+    # 50 · 64 + 40 · 64 independent numbers make it; the variance of a sample of n normals is off by √(2/n)
+    assert abs(u.var().item() - 1) < 4 * math.sqrt(2 / (40 * 64))
+    torch.testing.assert_close(embed(x[:, :7]), u[:, :7])  # a shorter sequence has the same first places
+
+
+def test_continuous_tokens_are_mapped_linearly():
+    embed = seeded(lambda: Embedding(8, 5, features=3))
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=embed.places.dtype)
+    torch.testing.assert_close(embed(x), x @ embed.content.weight.T + embed.content.bias + embed.places[:4])
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(2, 6, dtype=torch.long), "at most 5 tokens"),
+        (torch.zeros(2, 5), "whole numbers"),
+        (torch.zeros(2, 5, 3), "whole numbers"),
+        (torch.zeros(5, dtype=torch.long), "whole numbers"),
+    ],
+)
+def test_an_embedding_refuses_what_it_was_not_built_for(x, words):
+    with pytest.raises(ValueError, match=words):
+        Embedding(4, 5, symbols=3)(x)
+
+
+def test_an_embedding_takes_symbols_or_features():
+    for options in ({}, {"symbols": 3, "features": 2}):
+        with pytest.raises(ValueError, match="give symbols or features, one of the two"):
+            Embedding(4, 5, **options)
+
+
+def test_a_classifier_reads_the_mean_of_the_real_tokens_alone():
+    model = with_ends(transformer(8, 2, 2, 16), 8, outputs=3, length=6, symbols=9).double()
+    x = torch.randint(0, 9, (2, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    short = model(x[1:, :4])
+    garbled = torch.where(mask, x, 8)
+    torch.testing.assert_close(model(garbled, mask)[1:], short)
+    final = model.trajectory(x, mask).final
+    by_hand = torch.stack([final[0].mean(dim=0), final[1, :4].mean(dim=0)])
+    torch.testing.assert_close(model(x, mask), model.readout(by_hand))
+
+
+def test_ends_follow_from_their_own_seed_and_leave_the_core_and_the_caller_s_generator_alone():
+    core = transformer(8, 1, 2, 16, seed=4)
+    before = torch.random.get_rng_state()
+    one, two, other = (with_ends(core, 8, outputs=2, length=5, symbols=3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(one.embed.places, two.embed.places)
+    assert not torch.equal(one.embed.places, other.embed.places)
+    assert one.equation is core.equation
+
+
+def test_layers_hold_every_weight_once():
+    model = with_ends(transformer(8, 3, 2, 16, final_norm=True), 8, outputs=2, length=5, features=4)
+    assert list(model.layers()) == ["embed", "layer 1", "layer 2", "layer 3", "norm", "readout"]
+    found = [id(p) for part in model.layers().values() for p in part.parameters()]
+    assert sorted(found) == sorted(id(p) for p in model.parameters())
+    fixed = with_ends(simulator("diffusion_only", 8, 3, 2, 16), 8, outputs=2, length=5, features=4)
+    assert list(fixed.layers()) == ["embed", "readout"]

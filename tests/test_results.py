@@ -182,3 +182,21 @@ def test_a_store_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
 def test_interrupted_runs_are_not_averaged():
     with pytest.raises(ValueError, match=r"interrupted runs \(seeds \[1\]\)"):
         summarise([result(0), result(1, "interrupted")], "loss")
+
+
+def test_a_model_that_diverged_is_counted_for_its_own_figures_alone():
+    results = [
+        Result(
+            "x",
+            {},
+            "book",
+            seed,
+            "finished",
+            {"a/f": 1.0, **({} if seed else {"b/f": 2.0})},
+            {},
+            {"b": 9} if seed else {},
+        )
+        for seed in range(3)
+    ]
+    assert str(summarise(results, "a/f")) == "1 [1, 1] (3 seeds)"
+    assert str(summarise(results, "b/f")) == "2 (1 seed, 2 diverged)"

@@ -19,7 +19,7 @@ from systems import (
     seeded,
 )
 
-from pdelab import Diffusion, Diverged, Euler, Interaction, MasterEquation, PreNorm, Reaction, Status, solve
+from pdelab import Diffusion, Diverged, Euler, Interaction, MasterEquation, PreNorm, Reaction, Status, Trajectory, solve
 
 
 def one(value=1.0, **options):
@@ -266,3 +266,39 @@ def test_solve_runs_on_the_meta_device():
     run = solve(lambda u, t: -u, u0, steps=3, dt=0.1)
     assert run.final.device.type == "meta"
     assert run.status is Status.FINISHED
+
+
+def test_states_of_another_model_make_the_trajectory_that_solve_makes():
+    u0 = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    run = solve(lambda u: -u, u0, steps=3, dt=1.0)
+    made = Trajectory.of(run.states)
+    assert made.times == run.times
+    assert made.status is Status.FINISHED
+    assert all(torch.equal(a, b) for a, b in zip(made.states, run.states, strict=True))
+
+
+def test_states_that_blow_up_end_the_trajectory_there():
+    u = torch.ones(1, 2, 1)
+    run = Trajectory.of([u, u, u * torch.inf, u], attention=[u, u, u])
+    assert run.status is Status.DIVERGED
+    assert (run.stopped_at, len(run.states), len(run.attention)) == (2, 2, 2)
+    mask = torch.tensor([[True, False]])
+    garbled = torch.tensor([[[1.0], [torch.nan]]])
+    assert Trajectory.of([u, garbled], mask).status is Status.FINISHED  # padding may hold anything
+
+
+@pytest.mark.parametrize(
+    ("states", "options", "words"),
+    [
+        ([], {}, "states is empty"),
+        ([torch.ones(2, 3)], {}, r"states\[0\] is \(2, 3\)"),
+        ([torch.ones(1, 2, 3), torch.ones(1, 2, 4)], {}, r"states\[1\] is \(1, 2, 4\)"),
+        ([torch.ones(1, 2, 3), [1]], {}, r"states\[1\] is list"),
+        ([torch.ones(1, 2, 3) * torch.nan], {}, r"states\[0\] holds NaN"),
+        ([torch.ones(1, 2, 3)] * 2, {"mask": torch.ones(1, 2)}, "mask must be a bool"),
+        ([torch.ones(1, 2, 3)] * 2, {"attention": []}, "one map per layer, 1; not 0"),
+    ],
+)
+def test_states_that_are_none_are_refused(states, options, words):
+    with pytest.raises(ValueError, match=words):
+        Trajectory.of(states, **options)

@@ -1,0 +1,76 @@
+"""One run on two threads, or two runs of one thread side by side: which trains more steps a second?
+
+    python benchmarks/training.py                  the book's two tasks, a minute or two on a quiet machine
+
+Both ways train the same two models for the same number of steps; repeats are interleaved, and the ratio is of one pair.
+"""
+
+import argparse
+import dataclasses
+import multiprocessing
+import statistics
+import time
+
+import torch
+
+from pdelab.experiments.scales import Scale, Workplace
+from pdelab.experiments.tasks import TASKS, fit
+
+
+def steps_of(name: str, steps: int, seed: int, threads: int, start, ready) -> float:
+    """Seconds to train `steps` steps, data and imports not counted; both processes begin together."""
+    torch.set_num_threads(threads)
+    task = TASKS[name][Scale.BOOK]
+    settings = dataclasses.replace(task.settings, steps=steps, evaluate_every=None, warmup=0, watch=())
+    task = dataclasses.replace(task, settings=settings, options={})
+    data = task.load()
+    warm_up = dataclasses.replace(task, settings=dataclasses.replace(settings, steps=3))
+    fit("transformer", warm_up, data, 99, Workplace())
+    ready.put(seed)
+    start.wait()
+    begun = time.perf_counter()
+    fit("transformer", task, data, seed, Workplace())
+    return time.perf_counter() - begun
+
+
+def _child(name, steps, seeds, threads, start, ready, done) -> None:
+    done.put(sum(steps_of(name, steps, seed, threads, start, ready) for seed in seeds))
+
+
+def seconds(name: str, steps: int, *, processes: int, threads: int) -> float:
+    """Wall time of two trainings: two after another in one process, or one in each of two."""
+    context = multiprocessing.get_context("spawn")
+    start, ready, done = context.Event(), context.Queue(), context.Queue()
+    shares = [[0, 1]] if processes == 1 else [[0], [1]]
+    children = [
+        context.Process(target=_child, args=(name, steps, seeds, threads, start, ready, done)) for seeds in shares
+    ]
+    for child in children:
+        child.start()
+    for _ in children:
+        ready.get()
+    start.set()
+    times = [done.get() for _ in children]
+    for child in children:
+        child.join()
+    return max(times)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--steps", type=int, default=60)
+    options.add_argument("--repeats", type=int, default=3)
+    chosen = options.parse_args()
+    print(f"torch {torch.__version__}, {multiprocessing.cpu_count()} cores, {chosen.repeats} interleaved repeats")
+    for name in TASKS:
+        ratios = []
+        for _ in range(chosen.repeats):
+            two_threads = seconds(name, chosen.steps, processes=1, threads=2)
+            side_by_side = seconds(name, chosen.steps, processes=2, threads=1)
+            ratios.append(two_threads / side_by_side)
+        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        print(f"{name}: side by side trains {middle:.2f} [{low:.2f}, {high:.2f}] times as many steps a second")
+
+
+if __name__ == "__main__":
+    main()
