@@ -74,7 +74,7 @@ def main() -> None:
 
 
 class Seeds(click.ParamType):
-    """5 stands for the seeds 0 to 4; 0,3,7 for these three."""
+    """5 stands for the seeds 0 to 4; 0,3,7 for these three, and 7, for seed 7 alone."""
 
     name = "N or LIST"
 
@@ -82,7 +82,7 @@ class Seeds(click.ParamType):
         if isinstance(value, list):
             return value
         try:
-            parts = [int(part) for part in str(value).split(",")]
+            parts = [int(part) for part in str(value).removesuffix(",").split(",")]
         except ValueError:
             self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
         seeds = parts if "," in str(value) else list(range(parts[0]))
@@ -204,10 +204,11 @@ def shown(summary: Summary | list[Summary]) -> str:
 
 @main.command()
 @click.argument("claim_id", required=False)
+@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: the book's own.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
-def claims(claim_id, as_csv) -> None:
+def claims(claim_id, folder, as_csv) -> None:
     """The verdict on every claim of the papers, or all about one."""
-    outcomes = ledger.judge_all()
+    outcomes = ledger.judge_all(store=Store(folder))
     if claim_id is None:
         rows = [(o.claim.id, o.verdict.value, o.claim.chapter, o.claim.title) for o in outcomes]
         table(rows, ("claim", "verdict", "chapter", "title"), as_csv)

@@ -31,6 +31,7 @@ def execute(notebook):
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
+        coalesce_streams=True,  # or printed lines are cut where the kernel happened to send them
         resources={"metadata": {"path": str(BOOK)}},
         extra_arguments=["--log-level=ERROR"],  # or the kernel warns of its own local transport
     )

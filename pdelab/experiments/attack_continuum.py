@@ -249,7 +249,10 @@ CONSTANTS = tuple(10.0**k for k in range(1, 7))
 @experiment(Scale.BOOK)
 @one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """One seed of every attack; `worst` is the largest ratio that the corrected statements allowed."""
+    """A search for violations of the limit theorem, as printed and as corrected (P2 thm 3.2).
+
+    One seed of every attack; `worst` is the largest ratio that the corrected statements allowed.
+    """
     steepest = attack_global_lipschitz(seed).max().item()
     exceeded = sum(max(steepest, slope_of_attention(math.sqrt(1.5 * c))) > c for c in CONSTANTS)
     unscaled, scaled = attack_limit(seed, scaled=False), attack_limit(seed, scaled=True)

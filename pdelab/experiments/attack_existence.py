@@ -150,7 +150,10 @@ def attack_return(seed: int, fields: int = 16) -> Tensor:
 @experiment(Scale.BOOK)
 @one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """One seed of every attack; `worst` is the largest ratio that the corrected statement allowed."""
+    """A search for violations of the existence theorem, as printed and as corrected (P1 thm 1).
+
+    One seed of every attack; `worst` is the largest ratio that the corrected statement allowed.
+    """
     batch = 64
     matrices = grows_without_bound(normal(seed, "D", size=(batch, 2, 2)))
     powers = 0.5 * torch.rand(batch, generator=stream(seed, "q"), dtype=torch.float64)

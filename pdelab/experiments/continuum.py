@@ -357,7 +357,10 @@ def error_bound(K: float, M: float, K_t: float, T: float, dt: float, inconsisten
 @experiment(Scale.BOOK)
 @one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """One seed: doubling for six kinds of stacks, orders of schemes, post-LayerNorm, wide fresh stacks, tokens."""
+    """Errors and orders of the limit of many layers, and of many tokens (P2 thm 3.2).
+
+    One seed: doubling for six kinds of stacks, orders of schemes, post-LayerNorm, wide fresh stacks, tokens.
+    """
     figures: dict[str, float | list[float]] = {}
     for weights in ("smooth", "fresh"):
         for branch in SCALES:

@@ -33,7 +33,10 @@ def mean_kept(trajectory: Trajectory) -> list[float]:
 
 @experiment(Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """One seed: zero ends as printed, reflecting ends as the control."""
+    """What zero ends and reflecting ends leave of a sequence's mean (P1 eq 7).
+
+    One seed: zero ends as printed, reflecting ends as the control.
+    """
     u0 = random_tokens(seed)
     absorbing, reflecting = (evolve(u0, boundary) for boundary in ("absorbing", "reflecting"))
     return Result(

@@ -78,7 +78,10 @@ def end_lengths(model: Encoder, seed: int = 0) -> list[float]:
 
 @experiment(Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """One seed: pre-LayerNorm and post-LayerNorm; as control the same encoder with its ends set to zero."""
+    """How long the states at start and end tokens of trained encoders are (P1 eq 6 and 7).
+
+    One seed: pre-LayerNorm and post-LayerNorm; as control the same encoder with its ends set to zero.
+    """
     figures, controls = {}, {}
     for name, norm_first in (("pre", True), ("post", False)):
         model, accuracy = train(norm_first, seed)

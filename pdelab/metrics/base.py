@@ -119,7 +119,7 @@ def _tensors(run: Trajectory, of: str, name: str) -> tuple[Tensor, ...]:
         raise ValueError(f"{name} must be a Trajectory, as solve gives it; not {type(run).__name__}")
     tensors = getattr(run, of)
     if tensors is None:
-        raise ValueError(f"{name} holds no attention maps; make it with solve(…, attention=True)")
+        raise ValueError(f"{name} holds no attention maps; make it with attention=True, or give them to Trajectory.of")
     if not all(isinstance(x, Tensor) for x in tensors):
         raise ValueError(f"{name} must hold states; it was made with keep, which stored something else")
     return tensors
