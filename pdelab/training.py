@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -26,14 +26,14 @@ from tqdm.auto import tqdm
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
-from pdelab.metrics.stability import gradient_norms, nonuniformity
+from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
 from pdelab.models import Model
-from pdelab.results import STATUSES, write_atomically
+from pdelab.results import STATUSES, commit, write_atomically
 from pdelab.seeds import derive
 
 FINISHED, DIVERGED, INTERRUPTED = STATUSES
 DECAYS = ("cosine", "none")
-PROBE = 32  # test examples on which the states are watched
+PROBE = 64  # training examples for the gradients that are watched, and test examples for the states
 
 
 class DamagedCheckpoint(ValueError):
@@ -42,7 +42,9 @@ class DamagedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train: AdamW, a linear warm-up to `rate`, then a cosine down to 0 or no decay.
+    """How to train: AdamW, a linear warm-up to `rate`, then a cosine towards 0 or no decay.
+
+    Weight decay acts on all weights alike, gains, biases and embeddings among them.
 
     clip: the largest whole gradient norm that passes unchanged; None: no clipping. The record says when it acted.
     evaluate_every, checkpoint_every: in steps; the last step is always evaluated and kept.
@@ -74,7 +76,7 @@ class Settings:
             raise ValueError(f"watch must name steps from 0 to {self.steps}; not {beyond}")
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of step 0, 1, …: rate · (step+1)/warmup, then rate · ½(1 + cos πs), s from 0 to 1."""
+        """The learning rate of step 0, 1, …: rate · (step+1)/warmup, then rate · ½(1 + cos πs), s = 0 … below 1."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         if self.decay == "none":
@@ -102,6 +104,8 @@ class Evaluation:
 class Watched:
     """What was seen at one step: norms of the gradient per layer, and one value per state from embedding to output.
 
+    All in eval mode and on the same examples at every step, whatever the model: the gradient of the loss on the first
+    training examples, unsorted, and the states of the first test examples (PROBE of each).
     gradient_norm: the whole norm, √Σg² over a layer's weights; gradient_rms: the same over √(number of weights).
     state_rms: root mean square of the entries; fidelity: cosine with the input; nonuniformity: ‖u − μ‖/‖u‖.
     """
@@ -116,13 +120,17 @@ class Watched:
 
 @dataclass
 class Training:
-    """The record of a run. Losses and whole gradient norms (before clipping) have one entry per step done."""
+    """The record of a run. Losses and whole gradient norms (before clipping) have one entry per step done.
+
+    clipped: the steps at which clipping acted, from 1. commits: of the package; several if it changed between restarts.
+    """
 
     status: str = INTERRUPTED
     stopped_at: int | None = None
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     clipped: list[int] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
     seconds: float = 0.0
@@ -173,23 +181,24 @@ def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int 
     """Loss and accuracy; an answer that is not a number is wrong.
 
     For language models an example's accuracy is that of its tokens, which depend on each other: the interval counts
-    examples, not tokens, and is then wider than need be.
+    examples, not tokens, and is wider than need be if the examples are independent. The loss is per answer.
     """
     device, was_training = _device(model), model.training
     model.eval()
-    loss, right = 0.0, 0.0
+    loss, right, answers = 0.0, 0.0, 0
     for part in examples.batches(batch):
         part = part.to(device)
         logits = model(part.x, part.mask)
         correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
+        number = len(part)
         if correct.ndim == 2:
             real = part.mask if part.mask is not None else torch.ones_like(correct)
-            correct = (correct & real).sum(dim=1) / real.sum(dim=1)
-        loss += _loss(logits, part).item() * len(part)
-        right += correct.double().sum().item() if device.type != "mps" else correct.float().sum().item()
+            correct, number = (correct & real).sum(dim=1) / real.sum(dim=1), int(real.sum())
+        loss, answers = loss + _loss(logits, part).item() * number, answers + number
+        right += correct.float().sum().item()
     model.train(was_training)
     low, high = wilson(right, len(examples))
-    return Evaluation(step, loss / len(examples), right / len(examples), low, high, len(examples))
+    return Evaluation(step, loss / answers, right / len(examples), low, high, len(examples))
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -200,22 +209,24 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
     return model.layers() if isinstance(model, Model) else dict(model.named_children())
 
 
-def _watch(model: nn.Module, data: Dataset, batch: Examples, step: int) -> Watched:
-    """Gradients of the loss on this step's batch, and the states of the first test examples, at the weights of now."""
+def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
+    """What `Watched` says, at the weights of now; the model and every generator are left as they were."""
+    device, was_training = _device(model), model.training
+    model.eval()
+    batch = data.train.take(slice(0, PROBE)).to(device)
     model.zero_grad()
     _loss(model(batch.x, batch.mask), batch).backward()
     groups = {name: [p.grad for p in part.parameters()] for name, part in _parts(model).items()}
     seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
     model.zero_grad()
-    if not isinstance(model, Model):
-        return seen
-    probe = data.test.take(slice(0, PROBE)).to(batch.x.device)
-    with torch.no_grad():
-        run = model.trajectory(probe.x, probe.mask)
-    real = probe.mask if probe.mask is not None else torch.ones(run.final.shape[:2], dtype=torch.bool)
-    seen.state_rms.extend(u[real].square().mean().sqrt().item() for u in run.states)
-    seen.fidelity.extend(fidelity(run).tolist())
-    seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
+    if isinstance(model, Model):
+        probe = data.test.take(slice(0, PROBE)).to(device)
+        with torch.no_grad():
+            run = model.trajectory(probe.x, probe.mask)
+        seen.state_rms.extend(per_layer(state_rms, run).tolist())
+        seen.fidelity.extend(fidelity(run).tolist())
+        seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
+    model.train(was_training)
     return seen
 
 
@@ -244,20 +255,35 @@ def patience() -> Iterator[list]:
 
 
 def _fingerprint(model: nn.Module, data: Dataset, settings: Settings, seed: int) -> dict:
-    """What makes a run this run. Settings that do not change the weights may differ when it goes on."""
-    weights = 0
-    for value in model.state_dict().values():
-        weights = zlib.crc32(value.detach().cpu().contiguous().view(torch.uint8).numpy(), weights)
-    examples = 0
-    for value in (data.train.x, data.train.y):
-        examples = zlib.crc32(value.contiguous().numpy(), examples)
+    """What makes a run this run; how often it is kept may differ when it goes on."""
+    chosen = asdict(settings) | {"watch": list(settings.watch)}
+    del chosen["checkpoint_every"]
+    examples = [value for part in (data.train, data.test) for value in vars(part).values() if value is not None]
     return {
-        "settings": {k: v for k, v in asdict(settings).items() if k != "checkpoint_every"}
-        | {"watch": list(settings.watch)},
+        "settings": chosen,
         "seed": seed,
-        "data": f"{data.name} {examples:08x}",
-        "first weights": f"{weights:08x}",
+        "data": f"{data.name} {_checksum(examples)}",
+        "model": f"{zlib.crc32(repr(_architecture(model)).encode()):08x}",
+        "first weights": _checksum(model.state_dict().values()),
     }
+
+
+def _checksum(tensors: Iterable[Tensor]) -> str:
+    total = 0
+    for value in tensors:
+        total = zlib.crc32(value.detach().cpu().contiguous().view(torch.uint8).numpy(), total)
+    return f"{total:08x}"
+
+
+def _architecture(model: nn.Module) -> list:
+    """Every part by name with its type and its plain settings: models of equal weights can still differ in these."""
+    plain = (bool, int, float, str)
+
+    def own(module: nn.Module) -> dict:
+        values = {key: value for key, value in vars(module).items() if key != "training" and not key.startswith("_")}
+        return {key: value if isinstance(value, plain) else type(value).__name__ for key, value in values.items()}
+
+    return [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
 
 
 def _save(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: Training) -> None:
@@ -323,7 +349,9 @@ def train(
         if path.exists():
             record = _load(path, fingerprint, model, optimiser)
     if record.status != INTERRUPTED:
+        model.eval()
         return record
+    record.commits += [commit()] if commit() not in record.commits else []
     started = time.perf_counter() - record.seconds
 
     def keep() -> None:
@@ -345,7 +373,7 @@ def train(
         for step in range(record.step, settings.steps):
             batch = batch_at(step)
             if step in settings.watch:
-                record.watched.append(_watch(model, data, batch, step))
+                record.watched.append(_watch(model, data, step))
             _draw_from(derive(seed, "step", step), device)
             if not _step(model, optimiser, batch, settings, record):
                 record.status, record.stopped_at = DIVERGED, step + 1
@@ -362,7 +390,7 @@ def train(
                 keep()
         if record.step == settings.steps:
             if settings.steps in settings.watch:
-                record.watched.append(_watch(model, data, batch_at(settings.steps), settings.steps))
+                record.watched.append(_watch(model, data, settings.steps))
             record.status = FINISHED
         keep()
     model.eval()

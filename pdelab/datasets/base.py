@@ -62,11 +62,12 @@ def shuffled_batches(examples: Examples, size: int, seed: int, epoch: int) -> li
     if size > len(examples):
         raise ValueError(f"batch must be at most the {len(examples)} examples there are; not {size}")
     generator = stream(seed, "batches", epoch)
-    order = torch.randperm(len(examples), generator=generator)
+    whole = len(examples) // size * size  # what is left over is left out before lengths are looked at
+    order = torch.randperm(len(examples), generator=generator)[:whole]
     if examples.mask is not None:
         length = examples.mask.sum(dim=1)
         order = torch.cat([pool[length[pool].argsort(stable=True)] for pool in order.split(16 * size)])
-    batches = [part for part in order.split(size) if len(part) == size]
+    batches = order.split(size)
     return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
 
 

@@ -3,7 +3,7 @@
 tinyshakespeare (public): 65 different characters; the first 90 % are for training, the last 10 % the test.
 
 synthetic-characters (made by a rule): a Markov chain of order 2 on 27 symbols. After each pair one of four symbols
-follows, with probabilities drawn once and for all; so the entropy rate, below which no loss can fall, is known.
+follows, with probabilities drawn once and for all; so the entropy rate, which no loss undercuts on average, is known.
 """
 
 from functools import cache

@@ -11,8 +11,10 @@ def of(data: Dataset) -> dict[str, float]:
     """Test accuracies of what knows little, fitted on the training examples.
 
     majority: always the commonest answer. For ListOps also the root operator alone and a boosted tree on counts; for
-    other classes `linear`, ridge regression on the flattened input or on the counts of symbols; for the synthetic
-    topics, the exact Bayes rule, which nothing can beat; for next symbols `previous`, the commonest after the last one.
+    other classes `linear`, ridge regression on the flattened input or on the counts of symbols; for images `nearest`,
+    the answer of the nearest training image, so good on digits that their accuracy tells nothing of understanding. For
+    the synthetic topics the exact Bayes rule, which nothing beats on average; for next symbols `previous`, the
+    commonest after the last one.
     """
     if data.name in listops.GRAMMARS:
         return listops.controls(data)
@@ -20,6 +22,8 @@ def of(data: Dataset) -> dict[str, float]:
     if data.train.y.ndim == 2:
         return found | {"previous": _previous(data)}
     found["linear"] = _linear(data)
+    if data.symbols is None:
+        found["nearest"] = _nearest(data)
     return found | ({"bayes": texts.topics_bayes(data)} if data.name == "synthetic-topics" else {})
 
 
@@ -37,6 +41,13 @@ def _linear(data: Dataset) -> float:
 
     classifier = RidgeClassifier(alpha=1.0).fit(_features(data, data.train), data.train.y.numpy())
     return float(classifier.score(_features(data, data.test), data.test.y.numpy()))
+
+
+def _nearest(data: Dataset) -> float:
+    """Accuracy of the answer of the nearest training example, in the Euclidean distance of the flattened inputs."""
+    train = data.train.x.flatten(1)
+    found = [torch.cdist(part.x.flatten(1), train).argmin(dim=1) for part in data.test.batches(256)]
+    return (data.train.y[torch.cat(found)] == data.test.y).double().mean().item()
 
 
 def _features(data: Dataset, examples: Examples):

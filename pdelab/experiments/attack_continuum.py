@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from pdelab.experiments.continuum import normal, one_thread
+from pdelab.experiments.continuum import normal
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.results import Result
 from pdelab.seeds import stream
@@ -247,7 +247,6 @@ CONSTANTS = tuple(10.0**k for k in range(1, 7))
 
 
 @experiment(Scale.BOOK)
-@one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """A search for violations of the limit theorem, as printed and as corrected (P2 thm 3.2).
 

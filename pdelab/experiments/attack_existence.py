@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdelab.equation import MasterEquation
 from pdelab.experiments.attack_continuum import ROUNDING, SHRUNK, ascend, attention, longest, norm2
-from pdelab.experiments.continuum import normal, one_thread, smooth_embedding
+from pdelab.experiments.continuum import normal, smooth_embedding
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import laplacian_eigenvalues
 from pdelab.integrators import RK4, ExponentialDiffusion, ImplicitDiffusion
@@ -148,7 +148,6 @@ def attack_return(seed: int, fields: int = 16) -> Tensor:
 
 
 @experiment(Scale.BOOK)
-@one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """A search for violations of the existence theorem, as printed and as corrected (P1 thm 1).
 

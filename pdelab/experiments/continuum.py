@@ -8,8 +8,7 @@ the same law at every layer, N(0, 1/fan-in): the two differ in nothing but how l
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -43,17 +42,6 @@ Weights = dict[str, Tensor]
 
 def normal(seed: int, *names: object, size: Sequence[int]) -> Tensor:
     return torch.randn(*size, generator=stream(seed, *names), dtype=torch.float64)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tensors as small as these are slower on two threads than on one, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def random_tokens(seed: int) -> Field:
@@ -355,7 +343,6 @@ def error_bound(K: float, M: float, K_t: float, T: float, dt: float, inconsisten
 
 
 @experiment(Scale.BOOK)
-@one_thread()
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Errors and orders of the limit of many layers, and of many tokens (P2 thm 3.2).
 

@@ -1,29 +1,43 @@
-"""What residual connections and LayerNorm do to a trained model: the 2×2 of both, all else equal.  (P2 thm 3.4)
+"""Residual connections and LayerNorm in trained models: the 2×2 of both.  (P2 thm 3.4)
 
 bare: u ← Att(u), u ← FFN(u). norm: each followed by LayerNorm. residual: u ← u + Att(u), u ← u + FFN(u).
 residual_norm: both, a post-LayerNorm Transformer.
+
+The four share their first weights, the order of their batches, the budget and, in `images` and `listops`, one learning
+rate and torch's initial scale, which suits residual stacks: what a corner can do at its best, `settings` tells better.
+Two of them have the gains and biases of LayerNorm in addition.
 """
 
+import math
+from dataclasses import replace
+
+from pdelab.datasets import controls
 from pdelab.experiments.scales import Scale, Workplace, experiment
-from pdelab.experiments.tasks import TASKS, measure
+from pdelab.experiments.tasks import TASKS, Measured, Task, measure
 from pdelab.results import Result
 
 CORNERS = ("bare", "norm", "residual", "residual_norm")
+RATES, GAINS = (1e-3, 3e-3, 1e-2), (1.0, math.sqrt(3))  # √3: uniform weights of variance 1/width, where torch has 1/3
+
+
+def _result(name: str, task: Task, scale: Scale, seed: int, found: Measured, **configuration) -> Result:
+    return Result(
+        experiment=name,
+        configuration=task.configuration() | configuration,
+        scale=scale,
+        seed=seed,
+        status="finished" if found.figures else "diverged",
+        figures=found.figures,
+        controls=found.controls,
+        diverged=found.diverged,
+        environment=found.environment(),
+    )
 
 
 def _corners(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     task = TASKS[name][scale]
-    found = measure(CORNERS, task, task.load(), seed, work)
-    return Result(
-        experiment=f"corners-{name}",
-        configuration=task.configuration(),
-        scale=scale,
-        seed=seed,
-        status="finished" if found.models else "diverged",
-        figures=found.figures,
-        controls=found.controls,
-        diverged=found.diverged,
-    )
+    found = measure(CORNERS, task, task.load(seed), seed, work, shared="corner")
+    return _result(f"corners-{name}", task, scale, seed, found)
 
 
 @experiment(*Scale)
@@ -36,3 +50,23 @@ def images(scale: Scale, seed: int, work: Workplace) -> Result:
 def listops(scale: Scale, seed: int, work: Workplace) -> Result:
     """The trained 2×2 of residual connections and LayerNorm on ListOps: accuracy, fidelity, gradients, collapse."""
     return _corners("listops", scale, seed, work)
+
+
+@experiment(Scale.SMOKE, Scale.BOOK)
+def settings(scale: Scale, seed: int, work: Workplace) -> Result:
+    """The same 2×2 on images at three learning rates and two initial scales: is a corner's accuracy the setting's?
+
+    A figure is named CORNER rate RATE gain GAIN/accuracy; the gain multiplies the first matrices of every layer.
+    """
+    task = TASKS["images"][scale]
+    data = task.load(seed)
+    found = Measured(controls=controls.of(data))
+    for rate in RATES:
+        for gain in GAINS:
+            chosen = replace(task, settings=replace(task.settings, rate=rate), gain=gain)
+            label = f" rate {rate:g} gain {gain:.3g}"
+            part = measure(CORNERS, chosen, data, seed, work, shared="corner", label=label, states=False)
+            found.figures |= part.figures
+            found.diverged |= part.diverged
+            found.commits = [*dict.fromkeys(found.commits + part.commits)]
+    return _result("corner_settings", task, scale, seed, found, rates=list(RATES), gains=list(GAINS))

@@ -11,7 +11,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 
 from pdelab.datasets import cache
@@ -29,6 +28,7 @@ RUNS = {
     "attack_existence": ("attack_existence", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
+    "corner_settings": ("corners", "settings"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
 }
@@ -78,9 +78,9 @@ class Stopped:
 Outcome = Result | Stopped | Exception
 
 
-def do(job: Job, device: str = "cpu", progress: int = 0) -> Result | Stopped:
+def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Result | Stopped:
     """The Result, recorded nowhere yet, or where the run was stopped."""
-    work = Workplace(str(choose_device(device)), job.folder, progress)
+    work = Workplace(str(choose_device(device)), job.folder, progress, threads)
     try:
         return find(job.name)(job.scale, job.seed, work)
     except Interrupted as stop:
@@ -94,9 +94,9 @@ def do_all(
 ) -> Iterator[tuple[Job, Path | Stopped | Exception]]:
     """Run the jobs, record each Result as it comes, and give (job, its file), or why there is none.
 
-    With several workers each has one thread: models as small as the book's train faster two beside each other than one
-    on two threads. After an interruption the runs in progress keep their checkpoints and no new one is begun. A run
-    that fails does not stop the others.
+    Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
+    interruption the runs in progress keep their checkpoints and no new one is begun. A run that fails does not stop the
+    others.
     """
     done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
     for job, found in done(todo, device=device, progress=progress):
@@ -118,14 +118,13 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tu
             return
 
 
-_line = 1  # of the terminal, for the bar of this worker
+_line, _stop = 1, None  # of a worker: the line of the terminal for its bar, and the event that no job be begun
 
 
-def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
-    """A worker: one thread and a line of its own. Between two jobs it leaves Ctrl-C to the parent."""
-    global _line
-    _line = lines.get()
-    torch.set_num_threads(1)
+def _begin(lines: "multiprocessing.Queue[int]", lock, stop) -> None:
+    """A worker: a line of its own, and between two jobs it leaves Ctrl-C to the parent."""
+    global _line, _stop
+    _line, _stop = lines.get(), stop
     tqdm.set_lock(lock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -133,30 +132,42 @@ def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
 def _work(job: Job, device: str, progress: bool) -> Result | Stopped:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return do(job, device, _line if progress else 0)
+        return Stopped("not begun") if _stop.is_set() else do(job, device, _line if progress else 0)
+    except KeyboardInterrupt:
+        return Stopped("not begun")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int) -> Iterator[tuple[Job, Outcome]]:
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
-    lines = context.Queue()
+    lines, stop = context.Queue(), context.Event()
     for line in range(workers):
         lines.put(line + 2)  # line 1 counts the jobs
     lock = context.RLock()  # bars of several processes take turns
     tqdm.set_lock(lock)
-    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock))
-    with patience() as asked, pool, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
+    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock, stop))
+
+    def halt() -> None:
+        """No job is begun any more, also none that a worker has already fetched, and those in progress are told."""
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list((pool._processes or {}).values()):  # kill -INT reaches the parent alone; a terminal, all
+            os.kill(process.pid, signal.SIGINT)
+
+    with patience() as asked, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
         running = {pool.submit(_work, job, device, progress): job for job in todo}
-        told = False
-        while running:
-            finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            if asked and not told:
-                running = {future: job for future, job in running.items() if not future.cancel()}
-                for process in pool._processes.values():  # kill -INT reaches the parent alone; a terminal, all
-                    os.kill(process.pid, signal.SIGINT)
-                told = True
-            for future in finished & running.keys():
-                job = running.pop(future)
-                bar.update()
-                yield job, future.exception() or future.result()
+        try:
+            while running:
+                finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                if asked and not stop.is_set():
+                    halt()
+                for future in finished:
+                    job = running.pop(future)
+                    bar.update()
+                    if not future.cancelled():
+                        yield job, future.exception() or future.result()
+        finally:
+            if running and not stop.is_set():
+                halt()
+            pool.shutdown()

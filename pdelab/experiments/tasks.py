@@ -3,6 +3,9 @@
 Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size) and `listops` (short expressions without SM; 1000
 tokens with SM at paper size). Models: `transformer` and `other`, two pre-LayerNorm Transformers that differ in their
 name and so in every weight, and the variants of the simulator. All are trained alike, nothing is tuned for one of them.
+
+Seeds: weights and batches follow from the seed, and so do the expressions of ListOps; images have one fixed split. So
+an interval over seeds is over weights and batches, and for ListOps over data as well.
 """
 
 import statistics
@@ -16,15 +19,31 @@ from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments.scales import Scale, Workplace
 from pdelab.metrics.base import per_layer
-from pdelab.metrics.similarity import fidelity
-from pdelab.metrics.stability import nonuniformity
+from pdelab.metrics.similarity import cka, cosine, fidelity
+from pdelab.metrics.stability import fluctuation, nonuniformity, state_rms
 from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
-from pdelab.results import Figures
+from pdelab.results import Figures, environment
 from pdelab.seeds import derive
-from pdelab.solver import Trajectory
-from pdelab.training import DIVERGED, INTERRUPTED, Settings, Training, train
+from pdelab.solver import Status, Trajectory
+from pdelab.training import DIVERGED, INTERRUPTED, Settings, Training, Watched, train
 
 TRANSFORMERS = ("transformer", "other")
+
+# Written into every Result, so that a figure is not read as another of the same name.
+DEFINITIONS = {
+    "accuracy": "share of the test examples, with Wilson's 95 % interval in accuracy_low and accuracy_high",
+    "fidelity": "cosine of a token's state with its input, mean over tokens; one value per state, the input first",
+    "centred_fidelity": "the same after the mean at each position was taken away",
+    "state_cosine": "cosine of the whole state of an example with its input, mean over examples (P2 thm 3.4's rho)",
+    "input_cka": "linear CKA of the states with the input: 1 also after a rotation",
+    "other_input": "control of fidelity: cosine with the input of another example at the same position",
+    "nonuniformity": "norm of u - mean over tokens, divided by the norm of u; mean over examples",
+    "fluctuation": "half the mean square of u - mean over tokens",
+    "gradient_median, gradient_largest": "over all steps, of the norm of the gradient of all weights, before clipping",
+    "layer_gradient_norm": "norm of the gradient of a layer's weights on the first 64 training examples",
+    "layer_gradient_rms": "the same divided by the root of the number of weights",
+    "untrained_...": "the same model at its first weights, on the same examples",
+}
 
 
 class Interrupted(Exception):
@@ -33,7 +52,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, the size of the models and how they are trained; `probe` test examples are looked at closely."""
+    """A data set, the size of the models and how they are trained.
+
+    probe: that many test examples are looked at closely. gain: multiplies the first matrices of every layer.
+    """
 
     data: str
     settings: Settings
@@ -42,17 +64,20 @@ class Task:
     depth: int = 6
     heads: int = 4
     probe: int = 200
+    gain: float = 1.0
 
     @property
     def hidden(self) -> int:
         return 4 * self.width
 
-    def load(self) -> Dataset:
-        return datasets.load(self.data, **self.options)
+    def load(self, seed: int) -> Dataset:
+        """The data; where they are generated, those of the seed."""
+        own = {"seed": seed} if self.data.startswith("listops") else {}
+        return datasets.load(self.data, **self.options, **own)
 
     def configuration(self) -> dict:
-        """For the Result: the settings, but not how often a checkpoint is written."""
-        found = asdict(self) | {"hidden": self.hidden}
+        """For the Result: the settings, but not how often a checkpoint is written, and what the figures mean."""
+        found = asdict(self) | {"hidden": self.hidden, "definitions": DEFINITIONS}
         del found["settings"]["checkpoint_every"]
         return found
 
@@ -72,7 +97,7 @@ TASKS: dict[str, dict[Scale, Task]] = {
     },
     "listops": {
         Scale.SMOKE: Task("listops-16-nosm", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16),
-        Scale.BOOK: Task("listops-32-nosm", _settings(2_000, rate=3e-3), {"train": 100_000, "test": 2_000}),
+        Scale.BOOK: Task("listops-32-nosm", _settings(1_500, rate=3e-3), {"train": 100_000, "test": 2_000}),
         Scale.PAPER: Task(
             "listops-1000", _settings(5_000, batch=32, checkpoint_every=20), {"train": 96_000, "test": 2_000}, **_PAPER
         ),
@@ -80,39 +105,37 @@ TASKS: dict[str, dict[Scale, Task]] = {
 }
 
 
-def build(kind: str, task: Task, data: Dataset, seed: int) -> Model:
-    """The model named `kind`, with weights that follow from the seed and that name."""
-    own = derive(seed, kind)
+def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = None) -> Model:
+    """The model named `kind`, with weights that follow from the seed and that name, or from the name `shared`."""
+    own = derive(seed, shared or kind)
     sizes = {"width": task.width, "depth": task.depth, "heads": task.heads, "hidden": task.hidden, "seed": own}
     if kind not in (*TRANSFORMERS, *VARIANTS):
         raise ValueError(f"kind must be one of {', '.join((*TRANSFORMERS, *VARIANTS))}; not {kind!r}")
     core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes)
-    return with_ends(
-        core,
-        task.width,
-        outputs=data.classes,
-        length=data.length,
-        symbols=data.symbols,
-        features=data.features,
-        seed=derive(own, "ends"),
-    )
+    with torch.no_grad():
+        for weights in core.parameters():
+            weights.mul_(task.gain if weights.ndim > 1 else 1.0)
+    ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
+    return with_ends(core, task.width, **ends, seed=derive(own, "ends"))
 
 
-def fit(kind: str, task: Task, data: Dataset, seed: int, work: Workplace) -> tuple[Model, Training]:
+def fit(
+    kind: str, task: Task, data: Dataset, seed: int, work: Workplace, *, shared: str | None = None, label: str = ""
+) -> tuple[Model, Training]:
     """Build and train; raises Interrupted when the run was stopped, so that no half result is recorded."""
-    model = build(kind, task, data, seed)
+    model = build(kind, task, data, seed, shared)
     record = train(
         model,
         data,
         task.settings,
-        seed=derive(seed, kind, "training"),
+        seed=derive(seed, shared or kind, "training"),
         device=work.device,
-        folder=work.inside(kind),
+        folder=work.inside(kind + label),
         progress=work.progress,
-        name=f"{data.name} {kind}, seed {seed}",
+        name=f"{data.name} {kind}{label}, seed {seed}",
     )
     if record.status == INTERRUPTED:
-        raise Interrupted(f"stopped after step {record.step} of {task.settings.steps} of {kind}")
+        raise Interrupted(f"stopped after step {record.step} of {task.settings.steps} of {kind}{label}")
     return model, record
 
 
@@ -124,21 +147,52 @@ class Measured:
     figures: Figures = field(default_factory=dict)
     controls: Figures = field(default_factory=dict)
     diverged: dict[str, int] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """As always; a training that was stopped and went on with other code names both commits."""
+        return environment() | ({"commit": ", ".join(self.commits)} if self.commits else {})
 
 
-def measure(kinds: Sequence[str], task: Task, data: Dataset, seed: int, work: Workplace) -> Measured:
-    """Train every kind and measure it; beside the accuracies stand the controls of the data set."""
-    found = Measured(controls=controls.of(data))
+def measure(
+    kinds: Sequence[str],
+    task: Task,
+    data: Dataset,
+    seed: int,
+    work: Workplace,
+    *,
+    shared: str | None = None,
+    label: str = "",
+    states: bool = True,
+) -> Measured:
+    """Train every kind and measure it; beside the accuracies stand the controls of the data set.
+
+    shared: one name for the seeds of all kinds. label: added to the name of each. states: look at the states as well.
+    """
+    found = Measured(controls=controls.of(data) if states else {})
+    probe = data.test.take(slice(0, task.probe))
     for kind in kinds:
-        model, record = fit(kind, task, data, seed, work)
-        if record.status == DIVERGED:
-            found.diverged[kind] = record.stopped_at
+        name = kind + label
+        model, record = fit(kind, task, data, seed, work, shared=shared, label=label)
+        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        run = look(model, probe) if record.status != DIVERGED else None
+        if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range
+            found.diverged[name] = record.stopped_at or record.step
             continue
-        found.models[kind] = model
-        after, before = figures_of(kind, model, record, data, task)
-        found.figures |= after
-        found.controls |= before
+        found.models[name] = model
+        found.figures |= _named(name, _training_figures(record))
+        if states:
+            untrained = look(build(kind, task, data, seed, shared).to(run.final.device), probe)
+            found.figures |= _named(name, state_figures(run))
+            before = state_figures(untrained) | _layer_gradients(record.watched[0])
+            found.controls |= _named(name, {f"untrained_{key}": value for key, value in before.items()})
+            found.controls |= _named(name, {"other_input": other_input(run)})
     return found
+
+
+def _named(name: str, figures: Figures) -> Figures:
+    """NAME/figure; what has no layers of its own, such as a given diffusion, has no gradients per layer: left out."""
+    return {f"{name}/{key}": value for key, value in figures.items() if value != []}
 
 
 @torch.no_grad()
@@ -148,36 +202,43 @@ def look(model: Model, examples: Examples) -> Trajectory:
     return model.trajectory(examples.x, examples.mask)
 
 
-def figures_of(kind: str, model: Model, record: Training, data: Dataset, task: Task) -> tuple[Figures, Figures]:
-    """What is measured on every trained model, and the same before training as a control.
+def state_figures(run: Trajectory) -> Figures:
+    """One value per state, from the input to the output; DEFINITIONS says what each is."""
+    found = {
+        "fidelity": fidelity(run),
+        "centred_fidelity": fidelity(run, centre="position"),
+        "state_cosine": fidelity(run, over="state"),
+        "input_cka": fidelity(run, cka),
+        "nonuniformity": per_layer(nonuniformity, run),
+        "fluctuation": per_layer(fluctuation, run),
+        "state_rms": per_layer(state_rms, run),
+    }
+    return {name: values.tolist() for name, values in found.items()}
 
-    fidelity: mean cosine of a token's state with its input; correlation: ρ, that of the whole states (P2 thm 3.4).
-    Gradient norms: median and largest whole norm over all steps, and per layer the whole norm and the root mean square
-    per weight, before training and after it.
-    """
-    first, last = record.watched[0], record.watched[-1]
-    layers = [name for name in first.gradient_norm if name.startswith("layer")]
-    run = look(model, data.test.take(slice(0, task.probe)))
-    evaluation = record.evaluations[-1]
-    figures: Figures = {
-        "accuracy": evaluation.accuracy,
-        "loss": evaluation.loss,
+
+def other_input(run: Trajectory) -> list[float]:
+    """cos(u_l, v_0) with v the next example of the batch, over the tokens that are real in both."""
+    both = None if run.mask is None else run.mask & run.mask.roll(1, dims=0)
+    return [cosine(u, run.states[0].roll(1, dims=0), both).item() for u in run.states]
+
+
+def _training_figures(record: Training) -> Figures:
+    last = record.evaluations[-1]
+    return {
+        "accuracy": last.accuracy,
+        "accuracy_low": last.low,
+        "accuracy_high": last.high,
+        "loss": last.loss,
         "accuracies": [e.accuracy for e in record.evaluations],
-        "fidelity": fidelity(run).tolist(),
-        "correlation": fidelity(run, over="state").tolist(),
-        "nonuniformity": per_layer(nonuniformity, run).tolist(),
-        "state_rms": last.state_rms,
         "gradient_median": statistics.median(record.gradient_norms),
         "gradient_largest": max(record.gradient_norms),
-        "layer_gradient_norm": [last.gradient_norm[name] for name in layers],
-        "layer_gradient_rms": [last.gradient_rms[name] for name in layers],
+        **_layer_gradients(record.watched[-1]),
     }
-    before: Figures = {
-        "untrained_fidelity": first.fidelity,
-        "untrained_nonuniformity": first.nonuniformity,
-        "untrained_state_rms": first.state_rms,
-        "untrained_layer_gradient_norm": [first.gradient_norm[name] for name in layers],
-        "untrained_layer_gradient_rms": [first.gradient_rms[name] for name in layers],
+
+
+def _layer_gradients(seen: Watched) -> Figures:
+    layers = [name for name in seen.gradient_norm if name.startswith("layer")]
+    return {
+        "layer_gradient_norm": [seen.gradient_norm[name] for name in layers],
+        "layer_gradient_rms": [seen.gradient_rms[name] for name in layers],
     }
-    # what has no layers of its own, such as diffusion with a given coefficient, has no gradients per layer
-    return tuple({f"{kind}/{name}": value for name, value in part.items() if value != []} for part in (figures, before))

@@ -74,6 +74,7 @@ def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
     one_of(heads, ("each", "mean"), "heads")
     _check_shape(P, mask, name)
     tolerance = max(1e-5, 4 * torch.finfo(P.dtype).eps)  # a row of half precision sums to one so far only
+    half = P.dtype in (torch.float16, torch.bfloat16)
     P = precise(torch.where(_real(P, mask), P, torch.zeros_like(P)))
     if not P.is_meta:
         if not (P >= 0).all():
@@ -81,6 +82,8 @@ def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
         off = mean_where((P.sum(-1) - 1).abs() > tolerance, _rows(P[..., 0], mask))
         if off > 0:
             raise ValueError(f"{name} must have rows that sum to 1 over the real keys; {off:.1%} of them do not")
+    if half:  # or a KL could be negative
+        P = P / P.sum(-1, keepdim=True).clamp(min=0.5)  # below ½ only in padded rows, which are zero
     return P.mean(dim=1, keepdim=True) if heads == "mean" else P
 
 

@@ -63,6 +63,8 @@ def nmse(u: Field, v: Field, mask: Mask | None = None) -> Tensor:
     1 is what the constant v̄ scores. For a v that is constant it is infinite, or NaN if u = v.
     """
     u, v = clean_pair(u, v, mask)
+    size = torch.maximum(u.abs().amax(), v.abs().amax())  # or squares are lost, or infinite, in float32
+    u, v = u / size, v / size
     return mse(u, v, mask) / mse(mean_along(v, mask, (0, 1)).expand_as(v), v, mask)
 
 
@@ -70,8 +72,8 @@ def cka(u: Field, v: Field, mask: Mask | None = None) -> Tensor:
     """‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖), in [0, 1]: linear centred kernel alignment (Kornblith et al. 2019).
 
     X, Y: the real tokens of the batch as samples, (sample, feature), less their means; u and v may differ in width. It
-    does not see rotations or a common scale. With far fewer samples than features it is near 1 for any two states. NaN
-    if all tokens of u or of v are equal.
+    does not see rotations or a common scale. With far fewer samples than features it is near 1 for unrelated noises.
+    NaN if all tokens of u or of v are equal.
     """
     u, v = clean_pair(u, v, mask, same_width=False)
     x, y = (_unit(keep_real(w - mean_along(w, mask, (0, 1)), mask).flatten(0, 1)) for w in (u, v))
@@ -80,9 +82,12 @@ def cka(u: Field, v: Field, mask: Mask | None = None) -> Tensor:
 
 
 def fidelity(run: Trajectory, metric: Callable[..., Tensor] = cosine, **options) -> Tensor:
-    """ρ_l = cos(u_l, u_0): how much of the input is left at each layer, (layer,); ρ_0 = 1.
+    """ρ_l = cos(u_l, u_0): the direction that each layer still shares with the input, (layer,); ρ_0 = 1.
 
-    The ρ of P2 theorem 3.4 is the cosine of whole states: fidelity(run, over="state").
+    It does not say how much of the input can be recovered: a rotation loses nothing and can make it 0, while states of
+    different examples share a direction already where a position has one. fidelity(run, cka) does not see rotations,
+    and fidelity(run, centre="position") leaves out what a position has in common. The ρ of P2 theorem 3.4 is the cosine
+    of whole states: fidelity(run, over="state").
     """
     return per_layer(metric, run, run.states[0] if isinstance(run, Trajectory) else None, **options)
 

@@ -24,7 +24,7 @@ def power(u: Field, mask: Mask | None = None, *, bins: int | None = None) -> Ten
 def amplitude(u: Field, mask: Mask | None = None, *, bins: int | None = None) -> Tensor:
     """|û_k| / √N, the root mean square of it where a bin holds several frequencies: (batch, bin, feature).
 
-    White noise of variance σ² has amplitude σ in every bin.
+    White noise of variance σ² has the root mean square amplitude σ in every bin.
     """
     total, number = _binned(clean(u, mask), mask, bins)
     return (total / number).sqrt()
@@ -42,8 +42,9 @@ def spectral_similarity(
 
     over: "series", one cosine for each example and feature, averaged; or "mean", the cosine of the two `spectrum`s.
     P2 prints 0.967 for a spectral similarity that it does not define; these are two readings. No amplitude is negative,
-    so unrelated states score high: two independent white noises π/4 ≈ 0.785 over "series" where each bin holds one
-    frequency, more with wider bins, and 1 over "mean". A series that is zero at every token makes it NaN.
+    so unrelated states score high: two independent white noises about π/4 ≈ 0.785 over "series" where sequences are
+    long and each bin holds one frequency, more with wider bins, and 1 over "mean". A series that is zero at every token
+    makes it NaN.
     """
     one_of(over, ("series", "mean"), "over")
     u, v = clean_pair(u, v, mask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, keep_real, lengths
-from pdelab.metrics.base import clean, mean_along, norm, one_of
+from pdelab.metrics.base import clean, mean_along, norm, one_of, real_places
 from pdelab.solver import Trajectory
 
 
@@ -22,6 +22,16 @@ def energy(u: Field, mask: Mask | None = None) -> Tensor:
     6.25
     """
     return _half_square(clean(u, mask), mask)
+
+
+def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
+    """√(mean of u²) over all entries of the real tokens of the batch: the size of a typical entry.
+
+    >>> state_rms(torch.full((1, 2, 3), -2.0)).item()
+    2.0
+    """
+    entries = real_places(u, mask).sum() * u.shape[-1]
+    return norm(clean(u, mask)) / entries.sqrt()
 
 
 def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
@@ -37,8 +47,9 @@ def fluctuation(u: Field, mask: Mask | None = None) -> Tensor:
 def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
     """‖u − 1μᵀ‖_F / ‖u‖_F of each example, averaged: 0 where all tokens are equal, 1 where their mean is zero.
 
-    The relative distance to the nearest state 1xᵀ of equal tokens, whose x is μ; Dong et al. (2021) show that attention
-    alone drives it to 0 ("rank collapse"), in another norm. A zero state has no value: NaN.
+    The relative distance to the nearest state 1xᵀ of equal tokens, whose x is μ: the residual of "rank collapse" in
+    Dong et al. (2021), here relative and in another norm. A large common mean makes it small as well, with the tokens
+    as far apart as before; `fluctuation` tells the two cases apart. A zero state has no value: NaN.
     """
     u = _scaled(clean(u, mask))
     return (torch.linalg.matrix_norm(_residual(u, mask)) / torch.linalg.matrix_norm(u)).mean()

@@ -9,11 +9,12 @@ import torch
 from pdelab import Diffusion, Interaction, solve
 from pdelab.experiments import attack_continuum, attack_existence, continuum
 from pdelab.experiments.continuum import interpolate
+from pdelab.experiments.scales import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    with continuum.one_thread():
+    with torch_threads(1):
         yield
 
 

@@ -10,7 +10,7 @@ from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments import corners, reference, tasks
 from pdelab.experiments.scales import Scale, Workplace, choose_scale, experiment
-from pdelab.experiments.tasks import TASKS, build, fit
+from pdelab.experiments.tasks import DEFINITIONS, TASKS, build, fit
 from pdelab.models import VARIANTS
 from pdelab.results import Result
 from pdelab.solver import Trajectory
@@ -20,7 +20,7 @@ IMAGES = TASKS["images"][Scale.SMOKE]
 
 @pytest.fixture(scope="module")
 def digits():
-    return IMAGES.load()
+    return IMAGES.load(0)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,56 @@ def test_the_corners_are_measured_each_with_its_untrained_self():
     assert result.experiment == "corners-images"
     assert result.configuration["data"] == "digits-rows"
     for corner in corners.CORNERS:
-        for name in ("fidelity", "correlation", "nonuniformity"):
+        for name in ("fidelity", "centred_fidelity", "state_cosine", "input_cka", "nonuniformity", "fluctuation"):
             assert len(result.figures[f"{corner}/{name}"]) == IMAGES.depth + 1
+            assert len(result.controls[f"{corner}/untrained_{name}"]) == IMAGES.depth + 1
         assert len(result.figures[f"{corner}/layer_gradient_norm"]) == IMAGES.depth
         assert result.figures[f"{corner}/fidelity"][0] == pytest.approx(1)
-        assert result.controls[f"{corner}/untrained_fidelity"][0] == pytest.approx(1)
-        assert 0 <= result.figures[f"{corner}/accuracy"] <= 1
+        assert result.controls[f"{corner}/other_input"][0] < 1
+        low, accuracy, high = (result.figures[f"{corner}/accuracy{part}"] for part in ("_low", "", "_high"))
+        assert low < accuracy < high
     assert result.controls["majority"] == pytest.approx(0.1, abs=0.01)
-    assert result.controls["linear"] > 0.9
-    # without a residual the input is left at once; with one it is kept for a layer
-    assert abs(result.figures["bare/fidelity"][1]) < 0.5 < result.figures["residual/fidelity"][1]
+    assert result.controls["nearest"] > result.controls["linear"] > 0.9
+    assert result.environment["threads"] == "1"
+    assert set(DEFINITIONS) == set(result.configuration["definitions"])
+
+
+def test_corners_share_their_first_weights_and_their_batches(digits):
+    built = [build(corner, IMAGES, digits, 0, shared="corner") for corner in corners.CORNERS]
+    for name, value in built[0].named_parameters():
+        twins = [dict(model.named_parameters()).get(name) for model in built]
+        if "norm" not in name and all(twin is not None and twin.shape == value.shape for twin in twins[1:]):
+            assert all(torch.equal(value, twin) for twin in twins[1:]), name
+    assert torch.equal(built[0].embed.places, built[3].embed.places)
+    layers = [[p for p in model.equation.parameters() if p.ndim > 1] for model in built]
+    assert all(torch.equal(a, b) for others in layers[1:] for a, b in zip(layers[0], others, strict=True))
+
+
+def test_the_gain_multiplies_the_matrices_of_the_layers_alone(digits):
+    plain, scaled = (build("residual_norm", dataclasses.replace(IMAGES, gain=gain), digits, 0) for gain in (1.0, 2.0))
+    assert torch.equal(plain.embed.content.weight, scaled.embed.content.weight)
+    for p, q in zip(plain.equation.parameters(), scaled.equation.parameters(), strict=True):
+        assert torch.equal(q, 2 * p if p.ndim > 1 else p)
+
+
+def test_settings_measure_every_corner_at_every_rate_and_gain():
+    result = corners.settings("smoke", 0)
+    names = {name.split("/")[0] for name in result.figures} | set(result.diverged)
+    assert len(names) == len(corners.CORNERS) * len(corners.RATES) * len(corners.GAINS)
+    assert "norm rate 0.003 gain 1.73" in names
+
+
+def test_generated_data_follow_from_the_seed_and_images_do_not():
+    task = TASKS["listops"][Scale.SMOKE]
+    assert not torch.equal(task.load(0).train.y, task.load(1).train.y)
+    assert torch.equal(IMAGES.load(0).test.x, IMAGES.load(1).test.x)
+
+
+def test_the_input_of_another_example_is_compared_where_both_have_tokens():
+    u = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [5.0, 5.0]]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert tasks.other_input(Trajectory.of([u], mask)) == [1.0]
+    assert tasks.other_input(Trajectory.of([u])) == pytest.approx([(2 + 2 / math.sqrt(2)) / 4])
 
 
 def test_a_run_with_the_same_seed_gives_the_same_figures():
@@ -75,13 +115,25 @@ def test_similarities_of_the_transformer_stand_beside_what_knows_nothing(referen
     for name in reference.SIMILARITIES:
         for kind in reference.SIMULATORS:
             assert len(figures[f"{kind}/{name}"]) == layers
-        for control in ("copy", "position_mean", "affine", "untrained", "other"):
+        for control in ("copy", "position_mean", "affine", "relabelled", "other", "untrained_bare", "untrained_other"):
             assert len(known[f"{control}/{name}"]) == layers
     assert known["copy/cosine"] == pytest.approx(figures["transformer/fidelity"], abs=1e-5)
     assert known["copy/nmse"][0] == 0
     assert known["position_mean/centred_cosine"] == [0.0] * layers
-    # in one width, states of unrelated models have cosine 0 within a few standard errors of the input's directions
-    assert abs(known["other/cosine"][0]) < 4 / math.sqrt(IMAGES.width)
+    # an affine image of one input is an affine image of another, so the maps find the first states alike
+    assert figures["earlier/mapped_nmse"][0] < 1e-6
+
+
+def test_a_model_with_its_features_relabelled_is_alike_to_cka_and_to_a_map_but_to_nothing_else(reference_result):
+    known = reference_result.controls
+    assert known["relabelled/cka"] == pytest.approx([1.0] * (IMAGES.depth + 1), abs=1e-4)
+    assert max(known["relabelled/cosine"]) < 0.5 < min(known["affine/cosine"])
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(20, 6, 4, generator=generator) for _ in range(2)]
+    run, turned = Trajectory.of(states), Trajectory.of([u[..., [2, 0, 3, 1]] for u in states])
+    found = reference.compared(turned, turned, run, run)
+    assert max(found["mapped_nmse"]) < 1e-6
+    assert min(found["nmse"]) > 1
 
 
 def test_the_affine_control_is_a_least_squares_map_of_the_input():
@@ -91,21 +143,23 @@ def test_the_affine_control_is_a_least_squares_map_of_the_input():
     mask = torch.arange(5) < torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
     states = [torch.where(mask.unsqueeze(-1), u, 0) for u in (u0, u0 @ W + b)]
     seen = Trajectory.of(states, mask)
-    made = reference.through(reference.affine_maps(seen), states[0], mask)
+    made = reference.through(reference.affine_maps([states[0]] * 2, seen), [states[0]] * 2, mask)
     torch.testing.assert_close(made, states, rtol=1e-4, atol=1e-4)
 
 
 def test_the_position_mean_is_over_the_sequences_that_have_a_token_there():
     u = torch.tensor([[[1.0], [2.0]], [[3.0], [99.0]]])
     mask = torch.tensor([[True, True], [True, False]])
-    assert reference.position_mean(u, mask).flatten().tolist() == [2.0, 2.0, 2.0, 0.0]
-    assert reference.position_mean(u).flatten().tolist() == [2.0, 50.5, 2.0, 50.5]
+    assert reference.position_mean(u, mask, 3).flatten().tolist() == [2.0, 2.0, 0.0]
+    assert reference.position_mean(u, None, 1).flatten().tolist() == [2.0]
 
 
 def test_a_model_that_diverges_is_named_and_the_others_are_kept(monkeypatch, digits):
     wild = dataclasses.replace(IMAGES, settings=dataclasses.replace(IMAGES.settings, rate=1e30, decay="none"))
     real = tasks.fit
-    monkeypatch.setattr(tasks, "fit", lambda kind, task, *rest: real(kind, wild if kind == "bare" else task, *rest))
+    monkeypatch.setattr(
+        tasks, "fit", lambda kind, task, *rest, **named: real(kind, wild if kind == "bare" else task, *rest, **named)
+    )
     found = tasks.measure(("bare", "residual"), IMAGES, digits, 0, Workplace())
     assert list(found.diverged) == ["bare"]
     assert list(found.models) == ["residual"]
