@@ -109,10 +109,11 @@ def matching(names: Iterable[str]) -> list[str]:
 @click.option("--seeds", type=Seeds(), default="5", show_default=True, help=getdoc(Seeds))
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
 @click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
+def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> None:
     """Run experiments and record their results; without a name, list them.
 
     What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
@@ -128,32 +129,34 @@ def run(names, scale, seeds, device, jobs, again, folder, quiet) -> None:
         torch.zeros(1, device=chosen)
     except (ValueError, RuntimeError, AssertionError) as error:
         raise click.UsageError(str(error).split("\n")[0]) from error
-    store = Store(folder or store_folder())
+    store, wanted = Store(folder or store_folder()), matching(names)
     try:
-        todo = runner.jobs(matching(names), scale, seeds, store, again)
+        todo = runner.jobs(wanted, scale, seeds, store, again)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if skipped := len(matching(names)) * len(seeds) - len(todo):
+    if skipped := len(wanted) * len(seeds) - len(todo):
         click.echo(f"{skipped} recorded already in {store.folder} (--again runs them anew)")
     workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
-    stopped, failed = [], []
-    for job, found in runner.do_all(todo, store, device=str(chosen), workers=workers, progress=not quiet):
+    options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
+    stopped, failed, missing = [], [], []
+    for job, found in runner.do_all(todo, store, **options):
         if isinstance(found, runner.Stopped):
             stopped.append(f"{job}: {found.where}")
         elif isinstance(found, cache.DataMissing):
-            raise found
+            missing.append(str(found))
         elif isinstance(found, Exception):
             tqdm.write("".join(traceback.format_exception(found)), file=sys.stderr)
             failed.append(f"{job}: failed, {type(found).__name__}: {found}")
         else:
-            result = store.read(found)
-            lost = f", diverged: {', '.join(result.diverged)}" if result.diverged else ""
-            tqdm.write(f"{job}: {result.status}{lost}, {result.seconds:.1f} s, {found}", file=sys.stdout)
+            lost = f", diverged: {', '.join(found.diverged)}" if found.diverged else ""
+            path = store.path(job.name, job.scale, job.seed)
+            tqdm.write(f"{job}: {found.status}{lost}, {found.seconds:.1f} s, {path}", file=sys.stdout)
+    troubles = [*failed, *dict.fromkeys(missing), *stopped]
     if stopped:
-        fail("\n".join([*failed, *stopped, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
-    if failed:
-        fail("\n".join(failed), DAMAGED)
-    click.echo(f"Next: pdelab results {matching(names)[0]}")
+        fail("\n".join([*troubles, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
+    if troubles:
+        fail("\n".join(troubles), DAMAGED if failed else MISSING)
+    click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
 
 
 @main.command()
@@ -176,12 +179,15 @@ def results(name, scale, folder, as_csv) -> None:
     if not found:
         raise click.UsageError(f"nothing is recorded of {name!r} in {store.folder}; pdelab results lists what is")
     rows = []
-    for size in dict.fromkeys(r.scale for r in found):
-        same = [r for r in found if r.scale == size and r.status != "interrupted"]
-        for kind in ("figures", "controls"):
-            for figure in dict.fromkeys(key for r in same for key in getattr(r, kind)):
-                summary = summarise(same, figure, control=kind == "controls")
-                rows.append((size, kind.removesuffix("s"), figure, shown(summary)))
+    try:
+        for size in dict.fromkeys(r.scale for r in found):
+            same = [r for r in found if r.scale == size and r.status != "interrupted"]
+            for kind in ("figures", "controls"):
+                for figure in dict.fromkeys(key for r in same for key in getattr(r, kind)):
+                    summary = summarise(same, figure, control=kind == "controls")
+                    rows.append((size, kind.removesuffix("s"), figure, shown(summary)))
+    except ValueError as error:  # seeds recorded with other settings, or without this figure, have no common mean
+        fail(f"{name}: {error}; pdelab run {name} --again records all seeds alike", DAMAGED)
     table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv)
 
 
@@ -190,7 +196,7 @@ def overview(found: list[Result]) -> list[tuple]:
     rows = []
     for scale in dict.fromkeys(r.scale for r in found):
         same = [r for r in found if r.scale == scale]
-        lost = sum(r.status == "diverged" for r in same)
+        lost = sum(r.status == "diverged" or bool(r.diverged) for r in same)
         seconds = sum(r.seconds for r in same) / len(same)
         commits = ", ".join(dict.fromkeys(r.environment.get("commit", "unknown") for r in same))
         seeds = ",".join(str(r.seed) for r in same)
@@ -279,7 +285,7 @@ def doctor() -> None:
     for entry in cache.listing():
         rows.append((f"data {entry.name}", entry.state))
         if entry.state == "missing":
-            advice.append(f"{entry.name} is not here (needed at paper scale only): pdelab data get {entry.name}")
+            advice.append(f"{entry.name} is not here, and the book does without: pdelab data get {entry.name}")
         elif entry.state == "damaged":
             advice.append(entry.problem)
     store = Store(store_folder())

@@ -87,7 +87,11 @@ class Model(nn.Module):
         throw: bool = False,
     ) -> Trajectory:
         """Every state from the embedding to the output, steps + 1 of them; the last has passed the final norm."""
-        u0 = self.embed(x) if self.embed is not None else x
+        return self._solve(self.embed(x) if self.embed is not None else x, mask, keep, attention, throw)
+
+    def _solve(
+        self, u0: Field, mask: Mask | None, keep: Callable | None, attention: bool = False, throw: bool = False
+    ) -> Trajectory:
         run = solve(
             self.equation,
             u0,
@@ -106,8 +110,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """The output; NaN if the run diverged, so that no loss is computed from the last state that was finite."""
-        run = self.trajectory(x, mask, keep=lambda u: None)
-        final = run.final if run.status is Status.FINISHED else torch.full_like(run.final, torch.nan)
+        u0 = self.embed(x) if self.embed is not None else x
+        # a field that is not finite is refused by solve, but an embedding that training drove there is a divergence
+        lost = self.embed is not None and not u0.is_meta and not torch.isfinite(u0).all()
+        run = None if lost else self._solve(u0, mask, lambda u: None)
+        final = run.final if run and run.status is Status.FINISHED else torch.full_like(u0, torch.nan)
         if self.pool:
             final = token_mean(final, mask).squeeze(1)  # (batch, feature)
         return self.readout(final) if self.readout is not None else final

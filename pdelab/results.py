@@ -154,7 +154,7 @@ class Store:
 
     def read(self, path: Path) -> Result:
         """One file, or DamagedResult with its name and what is wrong with it."""
-        again = "make it again with the command that recorded it, or restore it from git"
+        again = "make it again with pdelab run, or restore it from git"
         try:
             sealed = json.loads(path.read_text(encoding="utf-8"))
             content, seal = sealed["result"], sealed["sha256"]

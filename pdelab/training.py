@@ -13,12 +13,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
@@ -63,13 +64,15 @@ class Settings:
     watch: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name, least in {"steps": 1, "batch": 1, "warmup": 0, "checkpoint_every": 1}.items():
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{name} must be at least {least}; not {value}")
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise ValueError(f"evaluate_every must be at least 1, or None for the end only; not {self.evaluate_every}")
-        if not self.rate > 0 or (self.clip is not None and not self.clip > 0):
-            raise ValueError(f"rate and clip must be positive; not {self.rate} and {self.clip}")
+        evaluate_every = 1 if self.evaluate_every is None else self.evaluate_every  # None: at the end only
+        least = {"steps": 1, "batch": 1, "warmup": 0, "checkpoint_every": 1, "evaluate_every": 1}
+        for name, value in (vars(self) | {"evaluate_every": evaluate_every}).items():
+            if name in least and not (isinstance(value, int) and value >= least[name]):
+                raise ValueError(f"{name} must be a whole number of at least {least[name]}; not {value!r}")
+        if self.warmup > self.steps:
+            raise ValueError(f"warmup must be at most the {self.steps} steps; not {self.warmup}")
+        if not 0 < self.rate < math.inf or (self.clip is not None and not self.clip > 0):
+            raise ValueError(f"rate and clip must be positive and finite; not {self.rate} and {self.clip}")
         if self.decay not in DECAYS:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}; not {self.decay!r}")
         if beyond := [step for step in self.watch if not 0 <= step <= self.steps]:
@@ -161,6 +164,8 @@ def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float
 def choose_device(device: str = "auto") -> torch.device:
     """auto: CUDA if there is one, else MPS, else the CPU."""
     if device != "auto":
+        if torch.device(device).type == "meta":
+            raise ValueError("device must be one that computes, such as cpu, cuda or mps; not meta")
         return torch.device(device)
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -183,22 +188,34 @@ def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int 
     For language models an example's accuracy is that of its tokens, which depend on each other: the interval counts
     examples, not tokens, and is wider than need be if the examples are independent. The loss is per answer.
     """
-    device, was_training = _device(model), model.training
-    model.eval()
+    if not len(examples):
+        raise ValueError("examples is empty; give at least one")
+    device = _device(model)
     loss, right, answers = 0.0, 0.0, 0
-    for part in examples.batches(batch):
-        part = part.to(device)
-        logits = model(part.x, part.mask)
-        correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
-        number = len(part)
-        if correct.ndim == 2:
-            real = part.mask if part.mask is not None else torch.ones_like(correct)
-            correct, number = (correct & real).sum(dim=1) / real.sum(dim=1), int(real.sum())
-        loss, answers = loss + _loss(logits, part).item() * number, answers + number
-        right += correct.float().sum().item()
-    model.train(was_training)
+    with _evaluating(model):
+        for part in examples.batches(batch):
+            part = part.to(device)
+            logits = model(part.x, part.mask)
+            correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
+            number = len(part)
+            if correct.ndim == 2:
+                real = part.mask if part.mask is not None else torch.ones_like(correct)
+                correct, number = (correct & real).sum(dim=1) / real.sum(dim=1), int(real.sum())
+            loss, answers = loss + _loss(logits, part).item() * number, answers + number
+            right += correct.float().sum().item()
     low, high = wilson(right, len(examples))
     return Evaluation(step, loss / answers, right / len(examples), low, high, len(examples))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and afterwards the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -211,22 +228,21 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
 
 def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
     """What `Watched` says, at the weights of now; the model and every generator are left as they were."""
-    device, was_training = _device(model), model.training
-    model.eval()
-    batch = data.train.take(slice(0, PROBE)).to(device)
-    model.zero_grad()
-    _loss(model(batch.x, batch.mask), batch).backward()
-    groups = {name: [p.grad for p in part.parameters()] for name, part in _parts(model).items()}
-    seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
-    model.zero_grad()
-    if isinstance(model, Model):
-        probe = data.test.take(slice(0, PROBE)).to(device)
-        with torch.no_grad():
-            run = model.trajectory(probe.x, probe.mask)
-        seen.state_rms.extend(per_layer(state_rms, run).tolist())
-        seen.fidelity.extend(fidelity(run).tolist())
-        seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
-    model.train(was_training)
+    device = _device(model)
+    with _evaluating(model):
+        batch = data.train.take(slice(0, PROBE)).to(device)
+        model.zero_grad()
+        _loss(model(batch.x, batch.mask), batch).backward()
+        groups = {name: [p.grad for p in part.parameters()] for name, part in _parts(model).items()}
+        seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
+        model.zero_grad()
+        if isinstance(model, Model):
+            probe = data.test.take(slice(0, PROBE)).to(device)
+            with torch.no_grad():
+                run = model.trajectory(probe.x, probe.mask)
+            seen.state_rms.extend(per_layer(state_rms, run).tolist())
+            seen.fidelity.extend(fidelity(run).tolist())
+            seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
     return seen
 
 
@@ -251,7 +267,7 @@ def patience() -> Iterator[list]:
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # None: set by something other than Python
 
 
 def _fingerprint(model: nn.Module, data: Dataset, settings: Settings, seed: int) -> dict:
@@ -271,7 +287,7 @@ def _fingerprint(model: nn.Module, data: Dataset, settings: Settings, seed: int)
 def _checksum(tensors: Iterable[Tensor]) -> str:
     total = 0
     for value in tensors:
-        total = zlib.crc32(value.detach().cpu().contiguous().view(torch.uint8).numpy(), total)
+        total = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), total)
     return f"{total:08x}"
 
 
@@ -286,7 +302,11 @@ def _architecture(model: nn.Module) -> list:
     return [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
 
 
-def _save(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: Training) -> None:
+def _save(
+    path: Path | None, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: Training
+) -> None:
+    if path is None:
+        return
     buffer = io.BytesIO()
     content = {"fingerprint": fingerprint, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
     torch.save(content | {"record": asdict(record)}, buffer)
@@ -301,12 +321,17 @@ def _load(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.opti
     if hashlib.sha256(payload).hexdigest().encode() != seal:
         raise DamagedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
     content = torch.load(io.BytesIO(payload), map_location=_device(model), weights_only=True)
-    if other := [key for key, value in fingerprint.items() if content["fingerprint"].get(key) != value]:
+    other = [key for key, value in fingerprint.items() if content["fingerprint"].get(key) != value]
+    # a cell that is run again has the model as the interrupted run left it
+    if other == ["first weights"] and _checksum(content["model"].values()) == fingerprint["first weights"]:
+        other = []
+    if other:
         raise DamagedCheckpoint(
             f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
         )
     model.load_state_dict(content["model"])
     optimiser.load_state_dict(content["optimiser"])
+    fingerprint["first weights"] = content["fingerprint"]["first weights"]
     record = Training(**content["record"])
     record.evaluations = [Evaluation(**e) for e in record.evaluations]
     record.watched = [Watched(**w) for w in record.watched]
@@ -333,31 +358,71 @@ def train(
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
     device = choose_device(str(device))
+    _check(data, settings)
+    model.to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
+    with ExitStack() as stack:
+        record, path, fingerprint = Training(), None, {}
+        if folder is not None:
+            path, fingerprint = Path(folder) / "checkpoint.pt", _fingerprint(model, data, settings, seed)
+            stack.enter_context(_alone_in(path.parent))
+            for part in path.parent.glob(f".{path.name}.*.part"):  # what a killed process had not finished writing
+                part.unlink()
+            if path.exists():
+                record = _load(path, fingerprint, model, optimiser)
+        if record.status == INTERRUPTED:
+            _run(model, optimiser, data, settings, seed, record, partial(_save, path, fingerprint), progress, name)
+    model.eval()
+    return record
+
+
+def _check(data: Dataset, settings: Settings) -> None:
     if not len(data.test):
         raise ValueError("data has no test examples")
     if settings.batch > len(data.train):
-        raise ValueError(
-            f"settings.batch must be at most the {len(data.train)} training examples; not {settings.batch}"
-        )
-    model.to(device).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
-    record, path, fingerprint = Training(), None, {}
-    if folder is not None:
-        path, fingerprint = Path(folder) / "checkpoint.pt", _fingerprint(model, data, settings, seed)
-        for part in path.parent.glob(f".{path.name}.*.part"):  # what a killed process had not finished writing
-            part.unlink()
-        if path.exists():
-            record = _load(path, fingerprint, model, optimiser)
-    if record.status != INTERRUPTED:
-        model.eval()
-        return record
+        raise ValueError(f"batch must be at most the {len(data.train)} training examples; not {settings.batch}")
+    for part in (data.train, data.test):
+        if part.x.is_floating_point() and not torch.isfinite(part.x).all():
+            raise ValueError("data has NaN or infinite values in x")
+        for name, values, number in (("classes", part.y, data.classes), ("symbols", part.x, data.symbols)):
+            low, high = values.min().item(), values.max().item()
+            if number is not None and not 0 <= low <= high < number:
+                raise ValueError(f"data has {name} from {low} to {high}; they must lie in 0 to {number - 1}")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """The folder, made if it is missing, for this run alone; freed also when the process is killed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        with lock:
+            yield
+    except Timeout as error:
+        raise ValueError(f"folder {folder} is in use by another run; wait for it, or name another folder") from error
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise ValueError(f"folder {folder} cannot be written ({error}); name another folder") from error
+
+
+def _run(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    data: Dataset,
+    settings: Settings,
+    seed: int,
+    record: Training,
+    save: Callable[..., None],
+    progress: int,
+    name: str,
+) -> None:
+    """The steps that are still to do, noted in the record."""
+    device = _device(model)
     record.commits += [commit()] if commit() not in record.commits else []
     started = time.perf_counter() - record.seconds
 
     def keep() -> None:
         record.seconds = time.perf_counter() - started
-        if path is not None:
-            _save(path, fingerprint, model, optimiser, record)
+        save(model, optimiser, record)
 
     batch_at = _batches(data.train, settings.batch, seed, device)
     bar = tqdm(
@@ -384,17 +449,18 @@ def train(
                 settings.evaluate_every and record.step % settings.evaluate_every == 0
             ):
                 record.evaluations.append(evaluate(model, data.test, step=record.step))
+                if not math.isfinite(record.evaluations[-1].loss):  # the step itself moved the weights out of range
+                    record.status, record.stopped_at = DIVERGED, step + 1
+                    break
             if asked:
                 break
             if record.step % settings.checkpoint_every == 0:
                 keep()
-        if record.step == settings.steps:
+        if record.step == settings.steps and record.status == INTERRUPTED:
             if settings.steps in settings.watch:
                 record.watched.append(_watch(model, data, settings.steps))
             record.status = FINISHED
         keep()
-    model.eval()
-    return record
 
 
 def _batches(examples: Examples, size: int, seed: int, device: torch.device) -> Callable[[int], Examples]:
@@ -425,9 +491,9 @@ def _step(
 
 
 def _draw_from(seed: int, device: torch.device) -> None:
-    """Dropout and the like draw from a step's own seed; the caller has forked the generators."""
+    """Dropout and the like draw from a step's own seed; the caller has forked the generators, but for that of MPS."""
     torch.random.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        torch.cuda.default_generators[device.index or torch.cuda.current_device()].manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)

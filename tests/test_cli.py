@@ -47,8 +47,10 @@ def test_what_is_recorded_is_skipped_unless_again(places):
     assert "2 recorded already" in second
     assert second.count("finished") == 1
     assert path.read_bytes() == before
-    assert pdelab("run", "heat_ends", "--seeds", "1,", "--again", "--quiet", code=2)
-    assert "recorded already" not in pdelab("run", "heat_ends", "--seeds", "1", "--again", "--quiet")
+    third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", "--quiet")
+    assert "heat_ends, book, seed 1: finished" in third
+    assert "recorded already" not in third
+    assert third.count("finished") == 1
     assert not (places / "data" / "runs" / "heat_ends" / "book-seed1").exists()
 
 
@@ -68,6 +70,7 @@ def test_a_pattern_names_several_and_each_once():
         (["run", "heat_ends", "--scale", "huge"], "'huge' is not one of"),
         (["run", "heat_ends", "--seeds", "five"], "neither a number of seeds"),
         (["run", "heat_ends", "--seeds", "0"], "names no seed"),
+        (["run", "heat_ends", "--seeds", ",1"], "neither a number of seeds"),
         (["run", "heat_ends", "--seeds", "-1"], "names no seed"),
         (["run", "heat_ends", "--device", "abacus"], "abacus"),
         (["run", "heat_ends", "--jobs", "0"], "jobs"),
@@ -115,6 +118,51 @@ def test_a_damaged_result_is_named_with_exit_code_1(places):
     assert "book-seed0.json was changed after it was written" in pdelab("doctor", code=1)
 
 
+def test_seeds_that_were_recorded_differently_have_no_common_mean_and_that_is_said(places):
+    store = Store(places / "results")
+    store.save(Result("x", {"steps": 1}, "book", 0, "finished", {"a": 1.0}))
+    store.save(Result("x", {"steps": 2}, "book", 1, "finished", {"a": 1.0}))
+    words = pdelab("results", "x", code=1)
+    assert "must share one experiment, scale and configuration" in words
+    assert "pdelab run x --again" in words
+
+
+def test_a_damaged_result_is_made_again(places):
+    pdelab("run", "heat_ends", "--seeds", "1", "--quiet")
+    path = places / "results" / "heat_ends" / "book-seed0.json"
+    whole = Store(places / "results").read(path).figures
+    path.write_text(path.read_text()[:100])
+    assert "seed 0: finished" in pdelab("run", "heat_ends", "--seeds", "1", "--quiet")
+    assert Store(places / "results").read(path).figures == whole
+
+
+def test_a_model_that_diverged_is_named_where_a_run_is_reported(places, monkeypatch):
+    def lost(scale, seed, work):
+        return Result("heat_ends", {}, scale, seed, "finished", {"a/f": 1.0}, diverged={"b": 3})
+
+    lost.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: lost)
+    assert "finished, diverged: b" in pdelab(
+        "run", "heat_ends", "--seeds", "1", "--quiet", "--store", str(places / "own")
+    )
+    assert (places / "own" / "heat_ends" / "book-seed0.json").exists()
+    assert pdelab("results", "--store", str(places / "own")).splitlines()[1].split()[3] == "1"
+
+
+def test_results_go_to_the_checkout_or_for_an_installed_package_to_the_cache(places, monkeypatch):
+    monkeypatch.delenv("PDELAB_RESULTS")
+    assert cli.store_folder().parts[-2:] == ("data", "results")
+    monkeypatch.setattr(cli, "data_folder", lambda: places / "site-packages" / "pdelab" / "data")
+    assert cli.store_folder() == places / "data" / "results"
+
+
+def test_a_run_has_one_thread_unless_told(places, monkeypatch):
+    for threads in ("1", "2"):
+        pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", "--threads", threads)
+        (result,) = Store(places / "results").load("heat_ends")
+        assert (result.environment["device"], result.environment["threads"]) == ("cpu", threads)
+
+
 def test_every_claim_is_listed_with_its_verdict():
     rows = list(csv.reader(io.StringIO(pdelab("claims", "--csv"))))
     assert len(rows) == 64
@@ -159,10 +207,10 @@ def command(*words, **options):
     )
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs):
+@pytest.mark.parametrize(("jobs", "seeds"), [(1, 1), (2, 5)])
+def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
     """Ctrl-C to the command alone, as kill gives it: exit code 130, checkpoints kept, and the next call ends it."""
-    words = ["run", "corners-images", "--scale", "smoke", "--seeds", str(jobs), "--jobs", str(jobs), "--quiet"]
+    words = ["run", "corners-images", "--scale", "smoke", "--seeds", str(seeds), "--jobs", str(jobs), "--quiet"]
     runs = places / "data" / "runs" / "corners-images"
     process = command(*words)
     deadline = time.monotonic() + 120
@@ -177,6 +225,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs):
     assert "the same command goes on" in err
     assert "Traceback" not in err
     assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
+    assert len(list(runs.glob("smoke-seed*"))) <= jobs  # a job that a worker had fetched already was not begun
 
     process = command(*words)
     out, err = process.communicate(timeout=120)

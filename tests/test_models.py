@@ -648,3 +648,10 @@ def test_layers_hold_every_weight_once():
     assert sorted(found) == sorted(id(p) for p in model.parameters())
     fixed = with_ends(simulator("diffusion_only", 8, 3, 2, 16), 8, outputs=2, length=5, features=4)
     assert list(fixed.layers()) == ["embed", "readout"]
+
+
+def test_an_embedding_that_is_not_finite_gives_an_output_that_is_not_a_number():
+    model = with_ends(transformer(8, 1, 2, 16), 8, outputs=3, length=6, symbols=9)
+    with torch.no_grad():
+        model.embed.places.fill_(torch.inf)
+    assert torch.isnan(model(torch.zeros(2, 6, dtype=torch.long))).all()

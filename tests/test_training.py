@@ -1,12 +1,12 @@
 """The loop: a function of its seed, resumable to the bit, honest about divergence and interruption."""
 
 import dataclasses
+import itertools
 import math
 import multiprocessing
 import os
 import random
 import signal
-import threading
 import time
 
 import pytest
@@ -14,10 +14,11 @@ import torch
 from scipy.stats import binomtest
 from torch import nn
 
+from pdelab import training
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
 from pdelab.models import simulator, transformer, with_ends
 from pdelab.seeds import stream
-from pdelab.training import DamagedCheckpoint, Settings, evaluate, train, wilson
+from pdelab.training import PROBE, DamagedCheckpoint, Settings, evaluate, train, wilson
 
 WIDTH, LENGTH, SYMBOLS = 8, 6, 5
 
@@ -115,6 +116,13 @@ def test_the_step_is_that_of_torch_with_the_stated_schedule():
 def test_every_epoch_sees_each_example_at_most_once_and_mixes_anew():
     first, second = (torch.cat(shuffled_batches(DATA.train, 32, 0, epoch)) for epoch in (0, 1))
     assert first.sort().values.tolist() == list(range(320))
+    left_out = torch.bincount(
+        torch.cat([torch.cat(shuffled_batches(DATA.train, 96, 0, epoch)) for epoch in range(200)]), minlength=320
+    )
+    # 288 of 320 are seen in an epoch, whatever their length: of 200 epochs 180 ± √(200 · 0.9 · 0.1)
+    lengths = DATA.train.mask.sum(dim=1)
+    shares = [left_out[lengths == n].double().mean().item() for n in range(3, 7)]
+    assert max(abs(share - 180) for share in shares) < 4 * math.sqrt(200 * 0.09 / 50)
     assert second.sort().values.tolist() == list(range(320))
     assert not torch.equal(first, second)
     lengths = DATA.train.mask.sum(dim=1)[first].reshape(10, 32)
@@ -148,6 +156,57 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged_with_its_step(tmp_pa
     assert same(record, again)
 
 
+def test_a_last_step_that_ruins_the_weights_is_no_finished_run():
+    _, record = run(settings=Settings(steps=1, batch=32, rate=1e30, decay="none"))
+    assert (record.status, record.stopped_at) == ("diverged", 1)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_though_the_loss_is():
+    class Steep(nn.Module):
+        """√0 has a finite value and an infinite slope."""
+
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x, mask=None):
+            return self.p.abs().sqrt().expand(len(x), 2)
+
+    record = train(Steep(), DATA, Settings(steps=3, batch=32), seed=0, progress=False)
+    assert (record.status, record.stopped_at, record.losses) == ("diverged", 1, [])
+
+
+def test_evaluation_is_in_eval_mode_over_all_answers_and_leaves_the_mode(tmp_path):
+    class Padded(nn.Module):
+        """Right at the first token of each sequence, wrong at the others; dropout would spoil it."""
+
+        def __init__(self):
+            super().__init__()
+            self.p, self.drop = nn.Parameter(torch.zeros(1)), nn.Dropout(0.99)
+
+        def forward(self, x, mask=None):
+            first = torch.arange(x.shape[1]) == 0
+            return self.drop(torch.where(first, 5.0, -5.0).unsqueeze(-1) * torch.tensor([-1.0, 1.0])).expand(
+                *x.shape, 2
+            )
+
+    lengths = torch.arange(300) % 4 + 1
+    mask = torch.arange(4) < lengths.unsqueeze(1)
+    examples = Examples(torch.zeros(300, 4, dtype=torch.long), torch.ones(300, 4, dtype=torch.long), mask)
+    net, tokens = Padded().train(), mask.sum().item()
+    right, wrong = math.log1p(math.exp(-10)), math.log1p(math.exp(10))
+    for batch in (300, 256, 7):
+        found = evaluate(net, examples, batch=batch)
+        assert net.training
+        assert found.accuracy == pytest.approx((1 / lengths).mean().item())
+        right, wrong = math.log1p(math.exp(-10)), math.log1p(math.exp(10))
+        assert found.loss == pytest.approx(
+            (300 * right + (mask.sum().item() - 300) * wrong) / mask.sum().item(), rel=1e-5
+        )
+    with pytest.raises(ValueError, match="examples is empty"):
+        evaluate(net, examples.take(slice(0, 0)))
+
+
 def test_an_answer_that_is_not_a_number_is_wrong():
     class Nan(nn.Module):
         def __init__(self):
@@ -176,6 +235,7 @@ def test_any_module_can_be_trained_and_its_children_are_watched():
     start = {name: value.clone() for name, value in net.state_dict().items()}
     first = train(net, DATA, SETTINGS, seed=0, progress=False)
     net.load_state_dict(start)
+    torch.manual_seed(99)  # the caller's generator has no part in it
     second = train(net, DATA, SETTINGS, seed=0, progress=False)
     assert same(first, second)  # dropout too follows from the seed
     assert list(first.watched[0].gradient_norm) == ["table", "out", "drop"]
@@ -187,10 +247,14 @@ def test_what_is_watched_is_what_autograd_and_the_trajectory_give():
     seen = record.watched[-1]
     assert [w.step for w in record.watched] == [0, 15, 30]
     assert list(seen.gradient_norm) == ["embed", "layer 1", "layer 2", "readout"]
-    probe = DATA.test.take(slice(0, 32))
+    probe = DATA.test.take(slice(0, PROBE))
     states = net.trajectory(probe.x, probe.mask).states
     assert seen.state_rms == pytest.approx([u[probe.mask].square().mean().sqrt().item() for u in states], rel=1e-5)
     per_weight = {name: sum(p.numel() for p in part.parameters()) for name, part in net.layers().items()}
+    batch = DATA.train.take(slice(0, PROBE))  # the same at every step, and not sorted by length
+    nn.functional.cross_entropy(net(batch.x, batch.mask), batch.y).backward()
+    embed = torch.cat([p.grad.flatten() for p in net.embed.parameters()])
+    assert seen.gradient_norm["embed"] == pytest.approx(embed.norm().item(), rel=1e-4)
     for name, norm in seen.gradient_norm.items():
         assert seen.gradient_rms[name] == pytest.approx(norm / math.sqrt(per_weight[name]), rel=1e-5)
     assert len(seen.fidelity) == len(seen.nonuniformity) == 3
@@ -243,22 +307,109 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):
     net, again = run(folder)
     assert same(record, again)
     assert torch.equal(weights(whole), weights(net))
-    assert [path.name for path in folder.iterdir()] == ["checkpoint.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "checkpoint.pt"]
 
 
-def test_interrupting_keeps_what_was_done_and_the_same_call_goes_on(tmp_path):
-    whole, record = run(settings=dataclasses.replace(SETTINGS, steps=200))
-    settings = dataclasses.replace(SETTINGS, steps=200, checkpoint_every=1000)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    net, first = run(tmp_path, settings)
-    assert first.status == "interrupted"
-    assert 0 < first.step < 200
-    assert first.losses == record.losses[: first.step]
+def interrupted(net, at):
+    """The model, which presses Ctrl-C in its forward pass number `at`."""
+    calls = itertools.count(1)
+    net.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if next(calls) == at else None)
+    return net
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["a new model", "the same object, as a cell that is run again"])
+def test_interrupting_keeps_what_was_done_and_the_same_call_goes_on(tmp_path, anew):
+    settings = dataclasses.replace(SETTINGS, steps=40, watch=(), evaluate_every=None, checkpoint_every=1000)
+    whole, record = run(settings=settings)
+    net, first = run(tmp_path, settings, net=interrupted(model(), 7))
+    assert (first.status, first.step) == ("interrupted", 7)
+    assert first.losses == record.losses[:7]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    net, second = run(tmp_path, settings)
+    net, second = run(tmp_path, settings, net=model() if anew else net)
     assert second.status == "finished"
     assert same(record, second)
     assert torch.equal(weights(whole), weights(net))
+    assert not net.training
+    assert second.seconds > first.seconds > 0
+
+
+def test_a_second_interruption_after_a_second_is_obeyed_at_once(tmp_path):
+    def impatient(*_):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1.1)
+        signal.raise_signal(signal.SIGINT)
+
+    net = model()
+    net.register_forward_hook(impatient)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, net=net)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run(tmp_path)[1].status == "finished"  # the folder is free again
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    net, inner = model(), []
+
+    def again(*_):
+        if not inner:
+            inner.append("tried")
+            with pytest.raises(ValueError, match="is in use by another run"):
+                run(tmp_path)
+
+    net.register_forward_hook(again)
+    assert run(tmp_path, net=net)[1].status == "finished"
+    assert inner
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_step(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    net = model()
+    net.register_forward_hook(lambda *_: pytest.fail("a step was made"))
+    with pytest.raises(ValueError, match=r"folder .*file cannot be written"):
+        run(tmp_path / "file", net=net)
+    with pytest.raises(ValueError, match=r"folder .*inside cannot be written"):
+        run(tmp_path / "file" / "inside", net=net)
+
+
+def test_weights_without_dimension_are_kept_too(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out, self.scale = nn.Linear(LENGTH, 2), nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x, mask=None):
+            return self.scale * self.out(nn.functional.pad(x, (0, LENGTH - x.shape[1])).float())
+
+    torch.manual_seed(0)
+    assert train(Scaled(), DATA, SETTINGS, seed=0, folder=tmp_path, progress=False).status == "finished"
+
+
+def test_a_run_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "commit", lambda: "abc")
+    _, first = run(tmp_path, net=interrupted(model(), 5))
+    assert (first.status, first.commits) == ("interrupted", ["abc"])
+    monkeypatch.setattr(training, "commit", lambda: "def")
+    assert run(tmp_path)[1].commits == ["abc", "def"]
+
+
+def test_watching_changes_nothing():
+    class Normed(nn.Module):
+        """Batch statistics that a forward pass in training mode would move."""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.norm, self.out = nn.EmbeddingBag(SYMBOLS, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, x, mask=None):
+            return self.out(self.norm(self.table(x)))
+
+    found = []
+    for watch in ((), (0, 15, 30)):
+        torch.manual_seed(0)
+        net = Normed()
+        train(net, DATA, dataclasses.replace(SETTINGS, watch=watch), seed=0, progress=False)
+        found.append(weights(net))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
@@ -280,6 +431,9 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
         ({"seed": 5}, "seed"),
         ({"net": model(seed=3)}, "first weights"),
         ({"data": dataclasses.replace(DATA, train=DATA.train.take(slice(0, 300)))}, "data"),
+        ({"data": dataclasses.replace(DATA, test=DATA.train.take(slice(0, 100)))}, "data"),
+        ({"net": model(dt=0.5)}, "model"),
+        ({"net": model(causal=True)}, "model"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
@@ -299,11 +453,23 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
         ({"watch": (31,)}, "watch"),
         ({"evaluate_every": 0}, "evaluate_every"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"steps": 2.5}, "steps"),
+        ({"warmup": 31}, "warmup"),
+        ({"rate": math.inf}, "rate"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, word):
     with pytest.raises(ValueError, match=word):
         dataclasses.replace(SETTINGS, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"classes": 1}, "classes from 0 to 1; they must lie in 0 to 0"), ({"symbols": 3}, "symbols from 0 to 4")],
+)
+def test_answers_and_symbols_out_of_range_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        run(data=dataclasses.replace(DATA, **change))
 
 
 def test_a_batch_larger_than_the_data_and_a_model_of_another_shape_are_refused():

@@ -30,6 +30,10 @@ class Examples:
         if len(self.x) != len(self.y) or (self.mask is not None and self.mask.shape != self.x.shape[:2]):
             shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
             raise ValueError(f"x, y and mask must have one row per example, and mask one entry per token; not {shapes}")
+        # once, where data are made; on a GPU every batch would wait for the answer
+        on_cpu = self.mask is not None and self.mask.device.type == "cpu"
+        if on_cpu and (~self.mask[:, :-1] & self.mask[:, 1:]).any():
+            raise ValueError("mask must be True up to a sequence's length and False after it: padding is at the end")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -104,5 +108,11 @@ class Dataset:
 
 def majority(data: Dataset) -> float:
     """The share of test answers that equal the commonest training answer: what knowing nothing scores."""
-    commonest = data.train.y.flatten().bincount().argmax()
-    return (data.test.y == commonest).double().mean().item()
+    commonest = _answers(data.train).bincount().argmax()
+    return (_answers(data.test) == commonest).double().mean().item()
+
+
+def _answers(examples: Examples) -> Tensor:
+    """All answers in a row, those of padded tokens left out."""
+    padded = examples.y.ndim == 2 and examples.mask is not None
+    return examples.y[examples.mask] if padded else examples.y.flatten()

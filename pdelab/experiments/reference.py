@@ -49,9 +49,9 @@ def position_mean(u: Field, mask: Mask | None, length: int) -> Field:
 def affine_maps(source: Sequence[Field], target: Trajectory) -> list[torch.Tensor]:
     """For each layer the least-squares map (u, 1) → v over the real tokens: (feature + 1, feature)."""
     real = real_places(target.final, target.mask)
-    pairs = [(u[real].double().cpu(), v[real].double().cpu()) for u, v in zip(source, target.states, strict=True)]
-    # gelsd takes states of low rank too, as when all tokens have become one
-    return [torch.linalg.lstsq(_with_one(u), v, driver="gelsd").solution for u, v in pairs]
+    pairs = [(u[real].cpu().double(), v[real].cpu().double()) for u, v in zip(source, target.states, strict=True)]
+    # gelsd takes states of low rank too, as when all tokens have become one; what float32 cannot tell from 0 is left out
+    return [torch.linalg.lstsq(_with_one(u), v, rcond=1e-5, driver="gelsd").solution for u, v in pairs]
 
 
 def through(maps: Sequence[torch.Tensor], states: Sequence[Field], mask: Mask | None) -> list[Field]:
@@ -99,7 +99,8 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
         models |= {f"untrained_{k}": build(k, task, data, seed).to(device) for k in (*SIMULATORS, "other")}
         for key, model in models.items():
             runs = [look(model, part) for part in (fit, test)]
-            if any(run.status is Status.DIVERGED for run in runs):
+            if diverged := [run.stopped_at for run in runs if run.status is Status.DIVERGED]:
+                found.diverged |= {key: diverged[0]}
                 continue
             into = found.figures if key in SIMULATORS else found.controls
             into |= {f"{key}/{figure}": value for figure, value in compared(*runs, target_fit, target).items()}
@@ -108,7 +109,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
         configuration=task.configuration() | {"fitted_on": FITTED * task.probe},
         scale=scale,
         seed=seed,
-        status="finished" if "transformer" in found.models else "diverged",
+        status="finished" if found.models else "diverged",
         figures=found.figures,
         controls=found.controls,
         diverged=found.diverged,

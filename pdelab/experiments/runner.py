@@ -4,8 +4,10 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -16,7 +18,7 @@ from tqdm.auto import tqdm
 from pdelab.datasets import cache
 from pdelab.experiments.scales import Run, Scale, Workplace
 from pdelab.experiments.tasks import Interrupted
-from pdelab.results import Result, Store
+from pdelab.results import DamagedResult, Result, Store
 from pdelab.training import choose_device, patience
 
 # name -> module and function
@@ -60,12 +62,20 @@ class Job:
 
 
 def jobs(names: Sequence[str], scale: Scale, seeds: Sequence[int], store: Store, again: bool = False) -> list[Job]:
-    """What is not yet in the store; with `again` everything. A name without this scale is refused."""
+    """What is not yet in the store, or damaged there; with `again` everything. A name without this scale is refused."""
     for name in names:
         if scale not in find(name).scales:
             raise ValueError(f"{name} has the scales {', '.join(find(name).scales)}; not {scale}")
     wanted = [Job(name, scale, seed) for name in names for seed in seeds]
-    return [job for job in wanted if again or not store.path(job.name, job.scale, job.seed).exists()]
+    return [job for job in wanted if again or not _recorded(job, store)]
+
+
+def _recorded(job: Job, store: Store) -> bool:
+    path = store.path(job.name, job.scale, job.seed)
+    try:
+        return path.exists() and store.read(path).status != "interrupted"
+    except DamagedResult:
+        return False
 
 
 @dataclass(frozen=True)
@@ -86,31 +96,36 @@ def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Re
     except Interrupted as stop:
         return Stopped(str(stop))
     except KeyboardInterrupt:
-        return Stopped("stopped between two trainings")
+        return Stopped("stopped at once; trainings that were done, and the last regular checkpoint, are kept")
 
 
 def do_all(
-    todo: Sequence[Job], store: Store, *, device: str = "cpu", workers: int = 1, progress: bool = True
-) -> Iterator[tuple[Job, Path | Stopped | Exception]]:
-    """Run the jobs, record each Result as it comes, and give (job, its file), or why there is none.
+    todo: Sequence[Job],
+    store: Store,
+    *,
+    device: str = "cpu",
+    workers: int = 1,
+    progress: bool = True,
+    threads: int = 1,
+) -> Iterator[tuple[Job, Outcome]]:
+    """Run the jobs, record each Result as it comes, and give (job, Result), or why there is none.
 
     Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
     interruption the runs in progress keep their checkpoints and no new one is begun. A run that fails does not stop the
     others.
     """
     done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
-    for job, found in done(todo, device=device, progress=progress):
+    for job, found in done(todo, device=device, progress=progress, threads=threads):
         if isinstance(found, Result):
-            yield job, store.save(found)
+            store.save(found)
             shutil.rmtree(job.folder, ignore_errors=True)
-        else:
-            yield job, found
+        yield job, found
 
 
-def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tuple[Job, Outcome]]:
+def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) -> Iterator[tuple[Job, Outcome]]:
     for job in todo:
         try:
-            found = do(job, device, int(progress))
+            found = do(job, device, int(progress), threads)
         except Exception as fault:
             found = fault
         yield job, found
@@ -118,56 +133,69 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool) -> Iterator[tu
             return
 
 
-_line, _stop = 1, None  # of a worker: the line of the terminal for its bar, and the event that no job be begun
+_line = 1  # of the terminal, for the bar of this worker
 
 
-def _begin(lines: "multiprocessing.Queue[int]", lock, stop) -> None:
+def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
     """A worker: a line of its own, and between two jobs it leaves Ctrl-C to the parent."""
-    global _line, _stop
-    _line, _stop = lines.get(), stop
+    global _line
+    _line = lines.get()
     tqdm.set_lock(lock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _work(job: Job, device: str, progress: bool) -> Result | Stopped:
+def _work(job: Job, device: str, progress: bool, threads: int) -> Result | Stopped:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return Stopped("not begun") if _stop.is_set() else do(job, device, _line if progress else 0)
-    except KeyboardInterrupt:
-        return Stopped("not begun")
+        return do(job, device, _line if progress else 0, threads)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _side_by_side(todo: Sequence[Job], device: str, progress: bool, workers: int) -> Iterator[tuple[Job, Outcome]]:
+def _side_by_side(
+    todo: Sequence[Job], device: str, progress: bool, threads: int, workers: int
+) -> Iterator[tuple[Job, Outcome]]:
+    """As many jobs in the pool as there are workers, and no more: a job that waits there could not be called back."""
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
-    lines, stop = context.Queue(), context.Event()
+    lines, lock = context.Queue(), context.RLock()  # bars of several processes take turns
     for line in range(workers):
         lines.put(line + 2)  # line 1 counts the jobs
-    lock = context.RLock()  # bars of several processes take turns
     tqdm.set_lock(lock)
-    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock, stop))
-
-    def halt() -> None:
-        """No job is begun any more, also none that a worker has already fetched, and those in progress are told."""
-        stop.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()):  # kill -INT reaches the parent alone; a terminal, all
-            os.kill(process.pid, signal.SIGINT)
-
+    waiting, running = deque(todo), {}
+    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock))
     with patience() as asked, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
-        running = {pool.submit(_work, job, device, progress): job for job in todo}
         try:
-            while running:
+            told = False
+            while running or (waiting and not asked):
+                while waiting and not asked and len(running) < workers:
+                    with _deaf():
+                        future = pool.submit(_work, waiting[0], device, progress, threads)
+                    running[future] = waiting.popleft()
                 finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                if asked and not stop.is_set():
-                    halt()
+                if asked and not told:
+                    _tell(pool)
+                    told = True
                 for future in finished:
                     job = running.pop(future)
                     bar.update()
-                    if not future.cancelled():
-                        yield job, future.exception() or future.result()
+                    yield job, future.exception() or future.result()
         finally:
-            if running and not stop.is_set():
-                halt()
+            if running:
+                _tell(pool)
             pool.shutdown()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process started here ignores Ctrl-C until it is ready to note it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tell(pool: ProcessPoolExecutor) -> None:
+    """Stop after the current step. A terminal tells every process itself, kill -INT the parent alone."""
+    for process in list((pool._processes or {}).values()):
+        os.kill(process.pid, signal.SIGINT)

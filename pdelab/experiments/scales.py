@@ -67,7 +67,8 @@ Run = Callable[[Scale, int, Workplace], Result]
 def experiment(*scales: Scale) -> Callable[[Run], Run]:
     """Make of a function an experiment with these sizes: run(scale, seed, work=HERE), timed, other sizes refused.
 
-    One size is enough for an exact computation, which has no larger form.
+    One size is enough for an exact computation, which has no larger form. The Result's `seconds` are those of this
+    call: a run that was stopped and went on took longer in all.
     """
 
     def of(run: Run) -> Run:

@@ -36,6 +36,11 @@ def test_rows_that_do_not_belong_together_are_refused(y, mask):
         Examples(X, y, mask)
 
 
+def test_padding_before_a_sequence_is_refused():
+    with pytest.raises(ValueError, match="padding is at the end"):
+        Examples(X, Y, X.flip(1) > 0)
+
+
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="batch must be at most the 3 examples"):
         shuffled_batches(Examples(X, Y), 4, 0, 0)

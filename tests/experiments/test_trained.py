@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from pdelab.experiments.tasks import DEFINITIONS, TASKS, build, fit
 from pdelab.models import VARIANTS
 from pdelab.results import Result
 from pdelab.solver import Trajectory
+from pdelab.training import train
 
 IMAGES = TASKS["images"][Scale.SMOKE]
 
@@ -122,6 +124,60 @@ def test_similarities_of_the_transformer_stand_beside_what_knows_nothing(referen
     assert known["position_mean/centred_cosine"] == [0.0] * layers
     # an affine image of one input is an affine image of another, so the maps find the first states alike
     assert figures["earlier/mapped_nmse"][0] < 1e-6
+
+
+def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, reference_result):
+    """All again by hand, from models trained anew: the seeds make them the same."""
+    figures, known = reference_result.figures, reference_result.controls
+    made = {kind: fit(kind, IMAGES, digits, 0, Workplace()) for kind in ("transformer", "other", *reference.SIMULATORS)}
+    probe = digits.test.take(slice(0, IMAGES.probe))
+    training = digits.train.take(slice(0, reference.FITTED * IMAGES.probe))
+    states = {kind: tasks.look(model, probe).states for kind, (model, _) in made.items()}
+    target = states["transformer"]
+
+    def numbers(name, one, other):
+        return pytest.approx(
+            [reference.SIMILARITIES[name](u, v).item() for u, v in zip(one, other, strict=True)], rel=1e-4
+        )
+
+    for name in reference.SIMILARITIES:
+        for kind in reference.SIMULATORS:
+            assert figures[f"{kind}/{name}"] == numbers(name, states[kind], target), (kind, name)
+        assert known[f"other/{name}"] == numbers(name, states["other"], target)
+        untrained = tasks.look(build("bare", IMAGES, digits, 0), probe).states
+        assert known[f"untrained_bare/{name}"] == numbers(name, untrained, target)
+    # the affine control is fitted on training examples: with numpy's least squares
+    fitted = tasks.look(made["transformer"][0], training).states
+    design = [
+        torch.cat([u.flatten(0, 1), torch.ones(u.shape[0] * u.shape[1], 1)], dim=1).numpy()
+        for u in (fitted[0], target[0])
+    ]
+    solution = np.linalg.lstsq(design[0].astype(float), fitted[-1].flatten(0, 1).numpy(), rcond=None)[0]
+    made_by_hand = torch.tensor(design[1] @ solution, dtype=torch.float32).reshape(target[-1].shape)
+    assert known["affine/nmse"][-1] == pytest.approx(reference.nmse(made_by_hand, target[-1]).item(), rel=1e-3)
+    for kind, (model, record) in made.items():
+        assert figures[f"{kind}/accuracy"] == record.evaluations[-1].accuracy
+        assert figures[f"{kind}/accuracies"] == [e.accuracy for e in record.evaluations]
+        assert figures[f"{kind}/gradient_largest"] == max(record.gradient_norms)
+        u0, last = states[kind][0], states[kind][-1]
+        whole = torch.nn.functional.cosine_similarity(last.flatten(1), u0.flatten(1)).mean().item()
+        assert figures[f"{kind}/state_cosine"][-1] == pytest.approx(whole, abs=1e-5)
+        assert known[f"{kind}/other_input"][0] == pytest.approx(
+            torch.nn.functional.cosine_similarity(u0, u0.roll(1, 0), dim=-1).mean().item(), abs=1e-5
+        )
+        first = tasks.look(build(kind, IMAGES, digits, 0), probe)
+        assert known[f"{kind}/untrained_fidelity"] == pytest.approx(tasks.fidelity(first).tolist(), abs=1e-6)
+        if f"{kind}/layer_gradient_norm" in figures:
+            assert figures[f"{kind}/layer_gradient_norm"][0] == record.watched[-1].gradient_norm["layer 1"]
+            assert known[f"{kind}/untrained_layer_gradient_norm"][0] == record.watched[0].gradient_norm["layer 1"]
+        assert model.embed.places.shape == (digits.length, IMAGES.width)
+
+
+def test_seeds_differ_in_weights_and_batches(digits):
+    (_, zero), (_, one) = (fit("residual", IMAGES, digits, seed, Workplace()) for seed in (0, 1))
+    same_model = build("residual", IMAGES, digits, 0)
+    other_batches = train(same_model, digits, IMAGES.settings, seed=1, progress=False)
+    assert len({zero.losses[0], one.losses[0], other_batches.losses[0]}) == 3
 
 
 def test_a_model_with_its_features_relabelled_is_alike_to_cka_and_to_a_map_but_to_nothing_else(reference_result):
