@@ -50,7 +50,7 @@ def affine_maps(source: Sequence[Field], target: Trajectory) -> list[torch.Tenso
     """For each layer the least-squares map (u, 1) → v over the real tokens: (feature + 1, feature)."""
     real = real_places(target.final, target.mask)
     pairs = [(u[real].cpu().double(), v[real].cpu().double()) for u, v in zip(source, target.states, strict=True)]
-    # gelsd takes states of low rank too, as when all tokens have become one; what float32 cannot tell from 0 is left out
+    # gelsd takes states of low rank, as when all tokens have become one; what float32 cannot tell from 0 is left out
     return [torch.linalg.lstsq(_with_one(u), v, rcond=1e-5, driver="gelsd").solution for u, v in pairs]
 
 

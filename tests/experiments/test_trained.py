@@ -140,6 +140,10 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
             [reference.SIMILARITIES[name](u, v).item() for u, v in zip(one, other, strict=True)], rel=1e-4
         )
 
+    def with_one(u):
+        flat = u.flatten(0, 1).double().numpy()
+        return np.column_stack([flat, np.ones(len(flat))])
+
     for name in reference.SIMILARITIES:
         for kind in reference.SIMULATORS:
             assert figures[f"{kind}/{name}"] == numbers(name, states[kind], target), (kind, name)
@@ -148,13 +152,10 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
         assert known[f"untrained_bare/{name}"] == numbers(name, untrained, target)
     # the affine control is fitted on training examples: with numpy's least squares
     fitted = tasks.look(made["transformer"][0], training).states
-    design = [
-        torch.cat([u.flatten(0, 1), torch.ones(u.shape[0] * u.shape[1], 1)], dim=1).numpy()
-        for u in (fitted[0], target[0])
-    ]
-    solution = np.linalg.lstsq(design[0].astype(float), fitted[-1].flatten(0, 1).numpy(), rcond=None)[0]
-    made_by_hand = torch.tensor(design[1] @ solution, dtype=torch.float32).reshape(target[-1].shape)
-    assert known["affine/nmse"][-1] == pytest.approx(reference.nmse(made_by_hand, target[-1]).item(), rel=1e-3)
+    last = fitted[-1].flatten(0, 1).double().numpy()
+    solution = np.linalg.lstsq(with_one(fitted[0]), last, rcond=1e-5)[0]
+    made_by_hand = torch.tensor(with_one(target[0]) @ solution, dtype=torch.float32).reshape(target[-1].shape)
+    assert known["affine/nmse"][-1] == pytest.approx(reference.nmse(made_by_hand, target[-1]).item(), rel=1e-4)
     for kind, (model, record) in made.items():
         assert figures[f"{kind}/accuracy"] == record.evaluations[-1].accuracy
         assert figures[f"{kind}/accuracies"] == [e.accuracy for e in record.evaluations]
