@@ -13,31 +13,17 @@ from dataclasses import replace
 
 from pdelab.datasets import controls
 from pdelab.experiments.scales import Scale, Workplace, experiment
-from pdelab.experiments.tasks import TASKS, Measured, Task, measure
+from pdelab.experiments.tasks import TASKS, Measured, measure
 from pdelab.results import Result
 
 CORNERS = ("bare", "norm", "residual", "residual_norm")
 RATES, GAINS = (1e-3, 3e-3, 1e-2), (1.0, math.sqrt(3))  # √3: uniform weights of variance 1/width, where torch has 1/3
 
 
-def _result(name: str, task: Task, scale: Scale, seed: int, found: Measured, **configuration) -> Result:
-    return Result(
-        experiment=name,
-        configuration=task.configuration() | configuration,
-        scale=scale,
-        seed=seed,
-        status="finished" if found.figures else "diverged",
-        figures=found.figures,
-        controls=found.controls,
-        diverged=found.diverged,
-        environment=found.environment(),
-    )
-
-
 def _corners(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     task = TASKS[name][scale]
     found = measure(CORNERS, task, task.load(seed), seed, work, shared="corner")
-    return _result(f"corners-{name}", task, scale, seed, found)
+    return found.result(f"corners-{name}", task, scale, seed)
 
 
 @experiment(*Scale)
@@ -69,4 +55,4 @@ def settings(scale: Scale, seed: int, work: Workplace) -> Result:
             found.figures |= part.figures
             found.diverged |= part.diverged
             found.commits = [*dict.fromkeys(found.commits + part.commits)]
-    return _result("corner_settings", task, scale, seed, found, rates=list(RATES), gains=list(GAINS))
+    return found.result("corner_settings", task, scale, seed, rates=list(RATES), gains=list(GAINS))

@@ -104,17 +104,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
                 continue
             into = found.figures if key in SIMULATORS else found.controls
             into |= {f"{key}/{figure}": value for figure, value in compared(*runs, target_fit, target).items()}
-    return Result(
-        experiment=f"reference-{name}",
-        configuration=task.configuration() | {"fitted_on": FITTED * task.probe},
-        scale=scale,
-        seed=seed,
-        status="finished" if found.models else "diverged",
-        figures=found.figures,
-        controls=found.controls,
-        diverged=found.diverged,
-        environment=found.environment(),
-    )
+    return found.result(f"reference-{name}", task, scale, seed, fitted_on=FITTED * task.probe)
 
 
 @experiment(*Scale)

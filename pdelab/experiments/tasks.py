@@ -22,7 +22,7 @@ from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import cka, cosine, fidelity
 from pdelab.metrics.stability import fluctuation, nonuniformity, state_rms
 from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
-from pdelab.results import Figures, environment
+from pdelab.results import Figures, Result, environment
 from pdelab.seeds import derive
 from pdelab.solver import Status, Trajectory
 from pdelab.training import DIVERGED, INTERRUPTED, Settings, Training, Watched, train
@@ -149,9 +149,19 @@ class Measured:
     diverged: dict[str, int] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
 
-    def environment(self) -> dict[str, str]:
-        """As always; a training that was stopped and went on with other code names both commits."""
-        return environment() | ({"commit": ", ".join(self.commits)} if self.commits else {})
+    def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
+        """A training that was stopped and went on with other code makes the Result name both commits."""
+        return Result(
+            experiment=experiment,
+            configuration=task.configuration() | configuration,
+            scale=scale,
+            seed=seed,
+            status="finished" if self.figures else "diverged",
+            figures=self.figures,
+            controls=self.controls,
+            diverged=self.diverged,
+            environment=environment() | {"commit": ", ".join(self.commits)},
+        )
 
 
 def measure(
