@@ -23,7 +23,7 @@ from pdelab.datasets import cache
 from pdelab.experiments import runner
 from pdelab.experiments.scales import Scale, choose_scale
 from pdelab.results import DamagedResult, Result, Store, Summary, data_folder, summarise
-from pdelab.training import DamagedCheckpoint, choose_device
+from pdelab.training import RefusedCheckpoint, choose_device
 
 DAMAGED, MISSING, STOPPED = 1, 3, 130
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
@@ -39,7 +39,7 @@ class Group(click.Group):
             fail("stopped; what is recorded stays", STOPPED)
         except cache.DataMissing as error:
             fail(str(error), MISSING)
-        except (DamagedResult, DamagedCheckpoint, cache.DataDamaged, OSError) as error:
+        except (DamagedResult, RefusedCheckpoint, cache.DataDamaged, OSError) as error:
             fail(str(error), DAMAGED)
 
 
@@ -128,7 +128,8 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
         scale, chosen = choose_scale(scale), choose_device(device)
         torch.zeros(1, device=chosen)
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise click.UsageError(str(error).split("\n")[0]) from error
+        reason = str(error).split("\n")[0]
+        raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
     store, wanted = Store(folder or store_folder()), matching(names)
     try:
         todo = runner.jobs(wanted, scale, seeds, store, again)
@@ -153,7 +154,7 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
             tqdm.write(f"{job}: {found.status}{lost}, {found.seconds:.1f} s, {path}", file=sys.stdout)
     troubles = [*failed, *dict.fromkeys(missing), *stopped]
     if stopped:
-        fail("\n".join([*troubles, "Checkpoints are kept; the same command goes on from them."]), STOPPED)
+        fail("\n".join([*troubles, "The same command, without --again, goes on from what was kept."]), STOPPED)
     if troubles:
         fail("\n".join(troubles), DAMAGED if failed else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
@@ -189,6 +190,9 @@ def results(name, scale, folder, as_csv) -> None:
     except ValueError as error:  # seeds recorded with other settings, or without this figure, have no common mean
         fail(f"{name}: {error}; pdelab run {name} --again records all seeds alike", DAMAGED)
     table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv)
+    definitions = found[-1].configuration.get("definitions", {})
+    if definitions and not as_csv:
+        click.echo("\n" + "\n".join(f"{key}: {words}" for key, words in definitions.items()))
 
 
 def overview(found: list[Result]) -> list[tuple]:
@@ -205,7 +209,11 @@ def overview(found: list[Result]) -> list[tuple]:
 
 
 def shown(summary: Summary | list[Summary]) -> str:
-    return str(summary) if isinstance(summary, Summary) else "; ".join(str(one) for one in summary)
+    """A list has its number of seeds once, at the end."""
+    if isinstance(summary, Summary):
+        return str(summary)
+    values = [str(one).rpartition(" (") for one in summary]
+    return "; ".join(value[0] for value in values) + f" ({values[-1][2]}"
 
 
 @main.command()
@@ -214,7 +222,10 @@ def shown(summary: Summary | list[Summary]) -> str:
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 def claims(claim_id, folder, as_csv) -> None:
     """The verdict on every claim of the papers, or all about one."""
-    outcomes = ledger.judge_all(store=Store(folder))
+    try:
+        outcomes = ledger.judge_all(store=Store(folder))
+    except ValueError as error:
+        fail(str(error), DAMAGED)
     if claim_id is None:
         rows = [(o.claim.id, o.verdict.value, o.claim.chapter, o.claim.title) for o in outcomes]
         table(rows, ("claim", "verdict", "chapter", "title"), as_csv)
@@ -257,12 +268,15 @@ def get(names) -> None:
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(cache.SOURCES)))
 def verify(names) -> None:
     """Check files against their checksums, without network; without a name, every source that is here."""
-    wanted = names or [e.name for e in cache.listing() if e.state != "missing"]
-    for name in wanted:
-        cache.verify(name)
-        click.echo(f"{name}: whole")
+    wanted = [e for e in cache.listing() if (e.name in names if names else e.state != "missing")]
+    for entry in wanted:
+        click.echo(
+            f"{entry.name}: {'whole' if entry.state == 'present' else entry.problem}", err=entry.state != "present"
+        )
     if not wanted:
         click.echo("Nothing is here yet. Next: pdelab data get NAME")
+    states = {entry.state for entry in wanted}
+    sys.exit(DAMAGED if "damaged" in states else MISSING if "missing" in states else 0)
 
 
 @main.command()

@@ -51,7 +51,9 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
     if mask.is_meta:
         return
     if not mask.any(dim=1).all():
-        raise ValueError(f"{name} leaves a sequence without a real token; drop that sequence")
+        raise ValueError(
+            f"{name} leaves a sequence without a real token; drop that sequence, or is the mask inverted? True is real"
+        )
     starts = mask & ~torch.nn.functional.pad(mask[:, :-1], (1, 0))
     if (starts.sum(dim=1) > 1).any():
         raise ValueError(

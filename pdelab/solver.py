@@ -44,6 +44,11 @@ class Trajectory:
     attention: tuple[Tensor, ...] | None = None
     mask: Mask | None = None
 
+    def __repr__(self) -> str:
+        maps = "" if self.attention is None else f", {len(self.attention)} attention maps"
+        end = "" if self.stopped_at is None else f" at step {self.stopped_at}"
+        return f"Trajectory({len(self.states)} states to {tuple(self.final.shape)}, {self.status}{end}{maps})"
+
     @classmethod
     def of(
         cls, states: Sequence[Field], mask: Mask | None = None, attention: Sequence[Tensor] | None = None

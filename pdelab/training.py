@@ -37,8 +37,8 @@ DECAYS = ("cosine", "none")
 PROBE = 64  # training examples for the gradients that are watched, and test examples for the states
 
 
-class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not what was written, or belongs to another run."""
+class RefusedCheckpoint(ValueError):
+    """A checkpoint that is damaged, or belongs to another run."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class Settings:
                 raise ValueError(f"{name} must be a whole number of at least {least[name]}; not {value!r}")
         if self.warmup > self.steps:
             raise ValueError(f"warmup must be at most the {self.steps} steps; not {self.warmup}")
+        numbers = (self.rate, self.weight_decay, 1.0 if self.clip is None else self.clip)
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"rate, weight_decay and clip must be numbers; not {numbers}")
+        if not isinstance(self.watch, tuple | list | range):
+            raise ValueError(f"watch must be a tuple of steps, such as (0, {self.steps}); not {self.watch!r}")
         if not 0 < self.rate < math.inf or (self.clip is not None and not self.clip > 0):
             raise ValueError(f"rate and clip must be positive and finite; not {self.rate} and {self.clip}")
         if self.decay not in DECAYS:
@@ -172,10 +177,16 @@ def choose_device(device: str = "auto") -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _loss(logits: Tensor, batch: Examples) -> Tensor:
+def _loss(logits: Tensor, batch: Examples, classes: int = 0) -> Tensor:
     """Cross-entropy over classes (batch, class), or over real tokens (batch, token, class)."""
-    if logits.shape[:-1] != batch.y.shape:
-        raise ValueError(f"model gives {tuple(logits.shape)} for answers of shape {tuple(batch.y.shape)}")
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != batch.y.shape:
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"model must give one row of scores for each answer, {(*batch.y.shape, 'class')}; it gives {given} "
+            "(next symbols need an answer for every token, pool=False in with_ends)"
+        )
+    if logits.shape[-1] < classes:
+        raise ValueError(f"model must give a score for each of the {classes} classes; it gives {logits.shape[-1]}")
     if batch.y.ndim == 1 or batch.mask is None:
         return cross_entropy(logits.flatten(0, -2), batch.y.flatten())
     return cross_entropy(logits[batch.mask], batch.y[batch.mask])
@@ -222,8 +233,12 @@ def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _parts(model: nn.Module) -> dict[str, nn.Module]:
-    return model.layers() if isinstance(model, Model) else dict(model.named_children())
+def _parts(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The weights of each layer of ours, or of each child of another module; `own` are those of no child."""
+    parts = model.layers() if isinstance(model, Model) else dict(model.named_children())
+    found = {name: list(part.parameters()) for name, part in parts.items()}
+    own = [] if isinstance(model, Model) else list(model.parameters(recurse=False))
+    return found | ({"own": own} if own else {})
 
 
 def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
@@ -232,8 +247,8 @@ def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
     with _evaluating(model):
         batch = data.train.take(slice(0, PROBE)).to(device)
         model.zero_grad()
-        _loss(model(batch.x, batch.mask), batch).backward()
-        groups = {name: [p.grad for p in part.parameters()] for name, part in _parts(model).items()}
+        _loss(model(batch.x, batch.mask), batch, data.classes).backward()
+        groups = {name: [p.grad for p in part] for name, part in _parts(model).items()}
         seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
         model.zero_grad()
         if isinstance(model, Model):
@@ -319,14 +334,18 @@ def _load(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.opti
     """The record, and weights and optimiser as they were."""
     seal, _, payload = path.read_bytes().partition(b"\n")
     if hashlib.sha256(payload).hexdigest().encode() != seal:
-        raise DamagedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
+        raise RefusedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
     content = torch.load(io.BytesIO(payload), map_location=_device(model), weights_only=True)
     other = [key for key, value in fingerprint.items() if content["fingerprint"].get(key) != value]
     # a cell that is run again has the model as the interrupted run left it
     if other == ["first weights"] and _checksum(content["model"].values()) == fingerprint["first weights"]:
         other = []
     if other:
-        raise DamagedCheckpoint(
+        if "settings" in other:
+            before, now = content["fingerprint"]["settings"], fingerprint["settings"]
+            changed = ", ".join(key for key in now if now[key] != before.get(key))
+            other[other.index("settings")] = f"settings ({changed})"
+        raise RefusedCheckpoint(
             f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
         )
     model.load_state_dict(content["model"])
@@ -349,16 +368,17 @@ def train(
     progress: bool | int = True,
     name: str = "training",
 ) -> Training:
-    """Train the model in place and give the record.
+    """Train the model in place, from the weights it has, and give the record.
 
-    model: any module with model(x, mask) → logits, (batch, class) or (batch, token, class).
+    model: any module with model(x, mask) → logits, (batch, class) or (batch, token, class). One that gives every token
+    an answer must not see the tokens after it: causal=True in `transformer`.
     progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
     folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
     device = choose_device(str(device))
-    _check(data, settings)
+    _check(data, settings, seed)
     model.to(device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
     with ExitStack() as stack:
@@ -376,7 +396,12 @@ def train(
     return record
 
 
-def _check(data: Dataset, settings: Settings) -> None:
+def _check(data: Dataset, settings: Settings, seed: int) -> None:
+    for name, value, kind in (("data", data, Dataset), ("settings", settings, Settings)):
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}; not {type(value).__name__}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed must be a whole number of at least 0; not {seed!r}")
     if not len(data.test):
         raise ValueError("data has no test examples")
     if settings.batch > len(data.train):
@@ -440,7 +465,7 @@ def _run(
             if step in settings.watch:
                 record.watched.append(_watch(model, data, step))
             _draw_from(derive(seed, "step", step), device)
-            if not _step(model, optimiser, batch, settings, record):
+            if not _step(model, optimiser, batch, data.classes, settings, record):
                 record.status, record.stopped_at = DIVERGED, step + 1
                 break
             bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
@@ -471,13 +496,18 @@ def _batches(examples: Examples, size: int, seed: int, device: torch.device) -> 
 
 
 def _step(
-    model: nn.Module, optimiser: torch.optim.Optimizer, batch: Examples, settings: Settings, record: Training
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    batch: Examples,
+    classes: int,
+    settings: Settings,
+    record: Training,
 ) -> bool:
     """One step, unless loss or gradient is not finite: then the weights stay as they are."""
     for group in optimiser.param_groups:
         group["lr"] = settings.rate_at(record.step)
     optimiser.zero_grad()
-    loss = _loss(model(batch.x, batch.mask), batch)
+    loss = _loss(model(batch.x, batch.mask), batch, classes)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
     if not math.isfinite(loss.item()) or not math.isfinite(norm):

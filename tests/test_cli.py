@@ -103,7 +103,7 @@ def test_results_show_figures_with_controls_and_intervals(places):
     assert "x           book   0,1,2,3" in pdelab("results")
     table = pdelab("results", "x")
     assert "m/b" in table
-    assert "2 [-0.484, 4.48] (3 seeds, 1 diverged)" in table
+    assert "2 [-0.484, 4.48]; 0 [0, 0] (3 seeds, 1 diverged)" in table
     assert "0.5 [0.5, 0.5] (4 seeds)" in table
     rows = list(csv.reader(io.StringIO(pdelab("results", "x", "--csv"))))
     assert rows[0][:3] == ["scale", "kind", "name"]
@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
     out, err = process.communicate(timeout=120)
     assert process.returncode == cli.STOPPED, (out, err)
     assert "seed 0: stopped" in err
-    assert "the same command goes on" in err
+    assert "The same command, without --again, goes on" in err
     assert "Traceback" not in err
     assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
     assert len(list(runs.glob("smoke-seed*"))) <= jobs  # a job that a worker had fetched already was not begun

@@ -18,7 +18,7 @@ from pdelab import training
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
 from pdelab.models import simulator, transformer, with_ends
 from pdelab.seeds import stream
-from pdelab.training import PROBE, DamagedCheckpoint, Settings, evaluate, train, wilson
+from pdelab.training import PROBE, RefusedCheckpoint, Settings, evaluate, train, wilson
 
 WIDTH, LENGTH, SYMBOLS = 8, 6, 5
 
@@ -416,7 +416,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "empty": b""}[damage])
-    with pytest.raises(DamagedCheckpoint, match=r"checkpoint\.pt is cut short or damaged; delete it"):
+    with pytest.raises(RefusedCheckpoint, match=r"checkpoint\.pt is cut short or damaged; delete it"):
         run(tmp_path)
     assert path.exists()
 
@@ -424,7 +424,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        ({"settings": dataclasses.replace(SETTINGS, rate=1e-4)}, "settings"),
+        ({"settings": dataclasses.replace(SETTINGS, rate=1e-4)}, r"settings \(rate\)"),
         ({"seed": 5}, "seed"),
         ({"net": model(seed=3)}, "first weights"),
         ({"data": dataclasses.replace(DATA, train=DATA.train.take(slice(0, 300)))}, "data"),
@@ -435,7 +435,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
 )
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
     run(tmp_path)
-    with pytest.raises(DamagedCheckpoint, match=f"other {word}"):
+    with pytest.raises(RefusedCheckpoint, match=f"other {word}"):
         run(tmp_path, **other)
 
 
@@ -453,6 +453,8 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
         ({"steps": 2.5}, "steps"),
         ({"warmup": 31}, "warmup"),
         ({"rate": math.inf}, "rate"),
+        ({"rate": "1e-3"}, "rate"),
+        ({"watch": 30}, "watch"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, word):
@@ -472,5 +474,53 @@ def test_answers_and_symbols_out_of_range_are_refused(change, words):
 def test_a_batch_larger_than_the_data_and_a_model_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="batch must be at most the 320"):
         run(settings=dataclasses.replace(SETTINGS, batch=321))
-    with pytest.raises(ValueError, match="model gives"):
+    with pytest.raises(ValueError, match="model must give one row of scores"):
         run(net=with_ends(transformer(8, 1, 2, 16), 8, outputs=2, length=6, symbols=5, pool=False))
+
+
+class Wrong(nn.Module):
+    def __init__(self, gives):
+        super().__init__()
+        self.p, self.gives = nn.Parameter(torch.zeros(1)), gives
+
+    def forward(self, x, mask=None):
+        return self.gives(x)
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (lambda x: torch.zeros(len(x), 1), "a score for each of the 2 classes; it gives 1"),
+        (lambda x: {"logits": torch.zeros(len(x), 2)}, "one row of scores for each answer.*it gives dict"),
+        (lambda x: torch.zeros(len(x)), "one row of scores for each answer"),
+        (lambda x: torch.zeros(*x.shape, 2), "pool=False"),
+    ],
+)
+def test_a_model_of_another_shape_is_told_before_the_first_step(gives, words):
+    with pytest.raises(ValueError, match=words):
+        run(net=Wrong(gives))
+    with pytest.raises(ValueError, match=words):
+        run(net=Wrong(gives), settings=dataclasses.replace(SETTINGS, watch=()))
+
+
+@pytest.mark.parametrize("seed", [None, -1, 1.5, "0", True])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        run(seed=seed)
+
+
+def test_what_is_no_dataset_and_no_settings_is_refused():
+    with pytest.raises(ValueError, match="data must be a Dataset; not str"):
+        run(data="digits-rows")
+    with pytest.raises(ValueError, match="settings must be a Settings; not int"):
+        run(settings=30)
+
+
+def test_weights_of_no_child_are_watched_as_own():
+    class Own(Wrong):
+        def __init__(self):
+            super().__init__(lambda x: self.out(self.p.expand(len(x), 1)))
+            self.out = nn.Linear(1, 2)
+
+    record = train(Own(), DATA, SETTINGS, seed=0, progress=False)
+    assert list(record.watched[0].gradient_norm) == ["out", "own"]

@@ -3,6 +3,7 @@
 A Dataset's name says which one it is, and stands in every result and figure made from it.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 
 from pdelab.datasets.base import Dataset
@@ -39,5 +40,7 @@ def load(name: str, **options) -> Dataset:
     """
     modules = _modules()
     if name not in modules:
-        raise ValueError(f"name must be one of {', '.join(modules)}; not {name!r}")
+        near = get_close_matches(name, modules) or [known for known in modules if known.startswith(name)]
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise ValueError(f"name must be one of {', '.join(modules)}; not {name!r}{hint}")
     return import_module(f"pdelab.datasets.{modules[name]}").load(name, **options)

@@ -27,6 +27,14 @@ class Examples:
     mask: Mask | None = None
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            if not isinstance(value, Tensor) and (name != "mask" or value is not None):
+                raise ValueError(f"{name} must be a torch.Tensor, try torch.as_tensor(…); not {type(value).__name__}")
+        if self.y.is_floating_point() or self.y.ndim not in (1, 2):
+            given = f"{self.y.dtype} {tuple(self.y.shape)}"
+            raise ValueError(f"y must be whole numbers (example,) or (example, token), no one-hot; not {given}")
+        if self.mask is not None and self.mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True where a token is real; not {self.mask.dtype}")
         if len(self.x) != len(self.y) or (self.mask is not None and self.mask.shape != self.x.shape[:2]):
             shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
             raise ValueError(f"x, y and mask must have one row per example, and mask one entry per token; not {shapes}")
@@ -37,6 +45,9 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        return f"Examples(x {tuple(self.x.shape)}, y {tuple(self.y.shape)}, {'no ' if self.mask is None else ''}mask)"
 
     def take(self, index: Tensor | slice) -> "Examples":
         """Some of the examples, without the padding that none of them needs."""
@@ -79,8 +90,8 @@ def shuffled_batches(examples: Examples, size: int, seed: int, epoch: int) -> li
 class Dataset:
     """Train and test examples under a name such as `digits-rows` or `synthetic-topics`.
 
-    source: "built in", "synthetic" (made by a rule of ours), "generated" (made by a published rule) or "public" (a file
-    that others published).
+    source: "own" (yours), "built in", "synthetic" (made by a rule of ours), "generated" (made by a published rule) or
+    "public" (a file that others published).
     classes: how many answers there are; symbols: size of the alphabet, padding included, or None for continuous tokens.
     """
 
@@ -92,7 +103,7 @@ class Dataset:
     symbols: int | None = None
 
     def __post_init__(self):
-        sources = ("built in", "synthetic", "generated", "public")
+        sources = ("own", "built in", "synthetic", "generated", "public")
         if self.source not in sources:
             raise ValueError(f"source must be one of {', '.join(sources)}; not {self.source!r}")
 

@@ -96,7 +96,8 @@ def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Re
     except Interrupted as stop:
         return Stopped(str(stop))
     except KeyboardInterrupt:
-        return Stopped("stopped at once; trainings that were done, and the last regular checkpoint, are kept")
+        kept = any(job.folder.rglob("checkpoint.pt"))
+        return Stopped("stopped between two trainings; those done are kept" if kept else "stopped; nothing was to keep")
 
 
 def do_all(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
+from torch import nn
 
 from pdelab import datasets
 from pdelab.datasets import controls
@@ -122,21 +123,22 @@ def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = 
 def fit(
     kind: str, task: Task, data: Dataset, seed: int, work: Workplace, *, shared: str | None = None, label: str = ""
 ) -> tuple[Model, Training]:
-    """Build and train; raises Interrupted when the run was stopped, so that no half result is recorded."""
+    """Build and train, as `trained` does."""
     model = build(kind, task, data, seed, shared)
-    record = train(
-        model,
-        data,
-        task.settings,
-        seed=derive(seed, shared or kind, "training"),
-        device=work.device,
-        folder=work.inside(kind + label),
-        progress=work.progress,
-        name=f"{data.name} {kind}{label}, seed {seed}",
-    )
+    seed = derive(seed, shared or kind, "training")
+    return model, trained(model, data, task.settings, seed, work, kind + label)
+
+
+def trained(model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str) -> Training:
+    """Train any module as part of an experiment: in the workplace, with a checkpoint under its name.
+
+    Raises Interrupted when the run was stopped: no half result is recorded, and the next run goes on from there.
+    """
+    where = {"device": work.device, "folder": work.inside(name), "progress": work.progress}
+    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where)
     if record.status == INTERRUPTED:
-        raise Interrupted(f"stopped after step {record.step} of {task.settings.steps} of {kind}{label}")
-    return model, record
+        raise Interrupted(f"stopped after step {record.step} of {settings.steps} of {name}")
+    return record
 
 
 @dataclass

@@ -36,6 +36,24 @@ def test_rows_that_do_not_belong_together_are_refused(y, mask):
         Examples(X, y, mask)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "mask", "words"),
+    [
+        (X.numpy(), Y, None, "x must be a torch.Tensor"),
+        (X, Y.float(), None, "y must be whole numbers"),
+        (X, torch.ones(3, 2, 2, dtype=torch.long), None, "no one-hot"),
+        (X, Y, (X > 0).float(), "mask must be bool"),
+    ],
+)
+def test_what_is_no_example_is_refused_by_name(x, y, mask, words):
+    with pytest.raises(ValueError, match=words):
+        Examples(x, y, mask)
+
+
+def test_examples_print_as_their_shapes():
+    assert repr(Examples(X, Y, X > 0)) == "Examples(x (3, 4), y (3,), mask)"
+
+
 def test_padding_before_a_sequence_is_refused():
     with pytest.raises(ValueError, match="padding is at the end"):
         Examples(X, Y, X.flip(1) > 0)
