@@ -23,7 +23,7 @@ def steps_of(name: str, steps: int, seed: int, threads: int, start, ready) -> fl
     task = TASKS[name][Scale.BOOK]
     settings = dataclasses.replace(task.settings, steps=steps, evaluate_every=None, warmup=0, watch=())
     task = dataclasses.replace(task, settings=settings, options={})
-    data = task.load()
+    data = task.load(0)
     warm_up = dataclasses.replace(task, settings=dataclasses.replace(settings, steps=3))
     fit("transformer", warm_up, data, 99, Workplace())
     ready.put(seed)
@@ -47,8 +47,10 @@ def seconds(name: str, steps: int, *, processes: int, threads: int) -> float:
     ]
     for child in children:
         child.start()
-    for _ in children:
-        ready.get()
+    while ready.qsize() < len(children):
+        if not all(child.is_alive() for child in children):
+            raise SystemExit("a process ended before it could begin; its message stands above")
+        time.sleep(0.05)
     start.set()
     times = [done.get() for _ in children]
     for child in children:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 import torch
+from platformdirs import user_data_path
 from tqdm.auto import tqdm
 
 from pdelab import __version__, ledger
@@ -48,12 +49,24 @@ def fail(words: str, code: int):
     sys.exit(code)
 
 
-def store_folder() -> Path:
-    """PDELAB_RESULTS; else data/results in a checkout; else, for an installed package, a folder in the user's cache."""
+def own_folder() -> Path:
+    """PDELAB_RESULTS; else work/results in a checkout, which git ignores; else a folder for data of the user.
+
+    The book's own record, data/results, is read beside it, and written only by `make record`.
+    """
     if named := os.environ.get("PDELAB_RESULTS"):
         return Path(named).expanduser()
-    recorded = data_folder() / "results"
-    return recorded if (data_folder().parent / "pyproject.toml").exists() else cache.folder() / "results"
+    checkout = data_folder().parent
+    return (
+        checkout / "work" / "results"
+        if (checkout / "pyproject.toml").exists()
+        else user_data_path("pdelab") / "results"
+    )
+
+
+def stores(folder: Path | None) -> dict[str, Store]:
+    """The folder that was named, or yours and the book's."""
+    return {"named": Store(folder)} if folder else {"yours": Store(own_folder()), "the book's": Store()}
 
 
 def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False) -> None:
@@ -111,7 +124,9 @@ def matching(names: Iterable[str]) -> list[str]:
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
-@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
+@click.option(
+    "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS, else yours."
+)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> None:
     """Run experiments and record their results; without a name, list them.
@@ -130,13 +145,15 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
     except (ValueError, RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
-    store, wanted = Store(folder or store_folder()), matching(names)
+    wanted, known = matching(names), list(stores(folder).values())
+    store = known[0]
     try:
-        todo = runner.jobs(wanted, scale, seeds, store, again)
+        todo = runner.jobs(wanted, scale, seeds, known, again)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if skipped := len(wanted) * len(seeds) - len(todo):
-        click.echo(f"{skipped} recorded already in {store.folder} (--again runs them anew)")
+        places = " or ".join(str(one.folder) for one in known)
+        click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
     workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
     options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
     stopped, failed, missing = [], [], []
@@ -163,22 +180,26 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
 @main.command()
 @click.argument("name", required=False)
 @click.option("--scale", type=SCALES, help="One size only.")
-@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS.")
+@click.option(
+    "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: yours and the book's."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 def results(name, scale, folder, as_csv) -> None:
-    """What is recorded: all experiments, or the figures of one with their controls and intervals."""
-    store = Store(folder or store_folder())
+    """What is recorded: all experiments, or the figures of one with their controls and intervals.
+
+    Yours and the book's; of one experiment yours, if there are any. A list has one value per layer, or per evaluation.
+    """
+    known = stores(folder)
     if name is None:
-        known = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
-        rows = [row for one in known for row in overview(store.load(one, scale))]
-        if not rows:
-            click.echo(f"Nothing is recorded in {store.folder}. Next: pdelab run NAME")
-            return
-        table(rows, ("experiment", "scale", "seeds", "diverged", "seconds", "commit"), as_csv)
+        rows = []
+        for whose, store in known.items():
+            names = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
+            rows += [(*row, whose) for one in names for row in overview(store.load(one, scale))]
+        table(rows, ("experiment", "scale", "seeds", "diverged", "seconds", "commit", "whose"), as_csv)
         return
-    found = store.load(name, scale)
+    found = next((found for store in known.values() if (found := store.load(name, scale))), None)
     if not found:
-        raise click.UsageError(f"nothing is recorded of {name!r} in {store.folder}; pdelab results lists what is")
+        raise click.UsageError(f"nothing is recorded of {name!r}; pdelab results lists what is, pdelab run records")
     rows = []
     try:
         for size in dict.fromkeys(r.scale for r in found):
@@ -302,10 +323,17 @@ def doctor() -> None:
             advice.append(f"{entry.name} is not here, and the book does without: pdelab data get {entry.name}")
         elif entry.state == "damaged":
             advice.append(entry.problem)
-    store = Store(store_folder())
-    faults = store.damaged()
-    rows += [("results", f"{len(list(store.folder.glob('*/*.json')))} in {store.folder}, {len(faults)} damaged")]
-    rows += [("scale", os.environ.get("PDELAB_SCALE", "book"))]
+    faults = {}
+    for whose, store in stores(None).items():
+        found = store.damaged()
+        faults |= found
+        number = len(list(store.folder.glob("*/*.json")))
+        rows += [(f"results, {whose}", f"{number} in {store.folder}, {len(found)} damaged")]
+    try:
+        rows += [("scale", choose_scale())]
+    except ValueError as error:
+        rows += [("scale", "not understood")]
+        advice.append(str(error))
     table(rows, ("what", "found"))
     click.echo("\n".join(f"- {line}" for line in [*advice, *faults.values()]) or "Nothing is missing.")
     if faults or any("damaged" in str(row[1]) and row[0].startswith("data ") for row in rows):

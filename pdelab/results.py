@@ -137,7 +137,7 @@ def data_folder() -> Path:
 
 
 class Store:
-    """A folder of results: EXPERIMENT/SCALE-seedSEED.json."""
+    """A folder of results: EXPERIMENT/SCALE-seedSEED.json. Without a folder: the book's own record."""
 
     def __init__(self, folder: Path | str | None = None):
         self.folder = Path(folder) if folder is not None else data_folder() / "results"

@@ -39,15 +39,16 @@ def test_without_a_name_run_lists_every_experiment_with_its_scales():
 
 
 def test_what_is_recorded_is_skipped_unless_again(places):
-    first = pdelab("run", "heat_ends", "--seeds", "2", "--jobs", "1", "--quiet")
+    own = ["--store", str(places / "results"), "--quiet"]
+    first = pdelab("run", "heat_ends", "--seeds", "2", "--jobs", "1", *own)
     assert first.count("finished") == 2
     path = places / "results" / "heat_ends" / "book-seed1.json"
     before = path.read_bytes()
-    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "1", "--quiet")
+    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "1", *own)
     assert "2 recorded already" in second
     assert second.count("finished") == 1
     assert path.read_bytes() == before
-    third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", "--quiet")
+    third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", *own)
     assert "heat_ends, book, seed 1: finished" in third
     assert "recorded already" not in third
     assert third.count("finished") == 1
@@ -66,7 +67,7 @@ def test_a_pattern_names_several_and_each_once():
     ("words", "says"),
     [
         (["run", "heat"], "no experiment is called 'heat'; there are heat_ends"),
-        (["run", "heat_ends", "--scale", "paper"], "heat_ends has the scales book; not paper"),
+        (["run", "heat_ends", "--scale", "paper"], "heat_ends has no scale paper, only book"),
         (["run", "heat_ends", "--scale", "huge"], "'huge' is not one of"),
         (["run", "heat_ends", "--seeds", "five"], "neither a number of seeds"),
         (["run", "heat_ends", "--seeds", "0"], "names no seed"),
@@ -74,7 +75,7 @@ def test_a_pattern_names_several_and_each_once():
         (["run", "heat_ends", "--seeds", "-1"], "names no seed"),
         (["run", "heat_ends", "--device", "abacus"], "abacus"),
         (["run", "heat_ends", "--jobs", "0"], "jobs"),
-        (["results", "heat_ends"], "nothing is recorded of 'heat_ends'"),
+        (["results", "heat"], "nothing is recorded of 'heat'"),
         (["claims", "P9-eq1"], "no claim is called 'P9-eq1'"),
         (["data", "get", "imagenet"], "imagenet"),
         (["data", "get"], "Missing argument"),
@@ -89,18 +90,20 @@ def test_what_is_not_understood_gives_a_sentence_and_exit_code_2(words, says):
 
 def test_the_scale_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("PDELAB_SCALE", "paper")
-    assert "has the scales book; not paper" in pdelab("run", "heat_ends", code=2)
+    assert "heat_ends has no scale paper, only book" in pdelab("run", "heat_ends", code=2)
     monkeypatch.setenv("PDELAB_SCALE", "huge")
-    assert "scale must be one of smoke, book, paper; not 'huge'" in pdelab("run", "heat_ends", code=2)
+    assert "PDELAB_SCALE) must be one of smoke, book, paper; not 'huge'" in pdelab("run", "heat_ends", code=2)
+    assert "PDELAB_SCALE) must be one of smoke, book, paper; not 'huge'" in pdelab("doctor")
 
 
 def test_results_show_figures_with_controls_and_intervals(places):
-    assert "Nothing is recorded" in pdelab("results")
+    assert "yours" not in pdelab("results")
+    assert "heat_ends" in pdelab("results")  # the book's
     store = Store(places / "results")
     for seed, value in enumerate((1.0, 2.0, 3.0)):
         store.save(Result("x", {}, "book", seed, "finished", {"a": value, "m/b": [value, 0.0]}, {"c": 0.5}))
     store.save(Result("x", {}, "book", 3, "finished", {"a": 2.0}, {"c": 0.5}, {"m": 7}))
-    assert "x           book   0,1,2,3" in pdelab("results")
+    assert ["x", "book", "0,1,2,3", "1"] in [line.split()[:4] for line in pdelab("results").splitlines()]
     table = pdelab("results", "x")
     assert "m/b" in table
     assert "2 [-0.484, 4.48]; 0 [0, 0] (3 seeds, 1 diverged)" in table
@@ -128,11 +131,12 @@ def test_seeds_that_were_recorded_differently_have_no_common_mean_and_that_is_sa
 
 
 def test_a_damaged_result_is_made_again(places):
-    pdelab("run", "heat_ends", "--seeds", "1", "--quiet")
+    own = ["--store", str(places / "results"), "--quiet"]
+    pdelab("run", "heat_ends", "--seeds", "1", *own)
     path = places / "results" / "heat_ends" / "book-seed0.json"
     whole = Store(places / "results").read(path).figures
     path.write_text(path.read_text()[:100])
-    assert "seed 0: finished" in pdelab("run", "heat_ends", "--seeds", "1", "--quiet")
+    assert "seed 0: finished" in pdelab("run", "heat_ends", "--seeds", "1", *own)
     assert Store(places / "results").read(path).figures == whole
 
 
@@ -149,11 +153,21 @@ def test_a_model_that_diverged_is_named_where_a_run_is_reported(places, monkeypa
     assert pdelab("results", "--store", str(places / "own")).splitlines()[1].split()[3] == "1"
 
 
-def test_results_go_to_the_checkout_or_for_an_installed_package_to_the_cache(places, monkeypatch):
+def test_results_go_where_git_does_not_look_or_for_an_installed_package_to_the_user_s_data(places, monkeypatch):
     monkeypatch.delenv("PDELAB_RESULTS")
-    assert cli.store_folder().parts[-2:] == ("data", "results")
+    assert cli.own_folder().parts[-2:] == ("work", "results")
     monkeypatch.setattr(cli, "data_folder", lambda: places / "site-packages" / "pdelab" / "data")
-    assert cli.store_folder() == places / "data" / "results"
+    assert "site-packages" not in str(cli.own_folder())
+    assert cli.own_folder().parts[-2:] == ("pdelab", "results")
+
+
+def test_what_the_book_recorded_is_skipped_and_shown_until_there_are_results_of_your_own(places):
+    assert "5 recorded already" in pdelab("run", "heat_ends", "--seeds", "5", "--quiet")
+    assert not (places / "results").exists()
+    assert "(5 seeds)" in pdelab("results", "heat_ends")
+    pdelab("run", "heat_ends", "--seeds", "2", "--again", "--quiet")
+    assert "(2 seeds)" in pdelab("results", "heat_ends")
+    assert {line.split()[-1] for line in pdelab("results").splitlines() if "heat_ends" in line} == {"yours", "book's"}
 
 
 def test_a_run_has_one_thread_unless_told(places, monkeypatch):
@@ -236,7 +250,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
 
 
 def test_runs_side_by_side_give_what_one_alone_gives(places):
-    pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "2", "--quiet")
+    pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "2", "--quiet", "--again")
     side_by_side = Store(places / "results").load("heat_ends")
     assert [r.seed for r in side_by_side] == [0, 1, 2]
     assert side_by_side[2].figures == runner.find("heat_ends")("book", 2).figures
@@ -250,7 +264,7 @@ def test_a_fault_in_a_run_is_shown_and_does_not_stop_the_others(places, monkeypa
 
     broken.scales = tuple(Scale)
     monkeypatch.setattr(runner, "find", lambda name: broken)
-    words = pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "1", "--quiet", code=1)
+    words = pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "1", "--quiet", "--again", code=1)
     assert "Traceback" in words
     assert "heat_ends, book, seed 1: failed, ZeroDivisionError: a fault of the experiment" in words
     assert [r.seed for r in Store(places / "results").load("heat_ends")] == [0, 2]

@@ -24,7 +24,10 @@ from pathlib import Path
 
 import numpy as np
 import pooch
+from requests.exceptions import ConnectionError as RequestsConnectionError
 from requests.exceptions import RequestException
+
+pooch.get_logger().setLevel("ERROR")  # what went wrong is said in our own words
 
 RETRIES = 1  # how often an address is asked again before the next one
 TIMEOUT = 30.0  # seconds without a byte
@@ -97,7 +100,8 @@ class File:
             try:
                 keeper.fetch(place.name, downloader=transfer)
             except (ValueError, RequestException) as error:  # ValueError: what came has another checksum
-                failures.append(f"{url}: {error}")
+                words = "no connection" if isinstance(error, RequestsConnectionError) else error
+                failures.append(f"{url}: {words}")
             except OSError as error:
                 raise DataMissing(
                     f"{place} cannot be written ({error}); name another folder with PDELAB_DATA"

@@ -61,13 +61,15 @@ class Job:
         return cache.folder() / "runs" / self.name / f"{self.scale}-seed{self.seed}"
 
 
-def jobs(names: Sequence[str], scale: Scale, seeds: Sequence[int], store: Store, again: bool = False) -> list[Job]:
-    """What is not yet in the store, or damaged there; with `again` everything. A name without this scale is refused."""
+def jobs(
+    names: Sequence[str], scale: Scale, seeds: Sequence[int], stores: Sequence[Store], again: bool = False
+) -> list[Job]:
+    """What is in none of the stores, or damaged there; with `again` everything. Other scales are refused."""
     for name in names:
         if scale not in find(name).scales:
-            raise ValueError(f"{name} has the scales {', '.join(find(name).scales)}; not {scale}")
+            raise ValueError(f"{name} has no scale {scale}, only {' and '.join(find(name).scales)}")
     wanted = [Job(name, scale, seed) for name in names for seed in seeds]
-    return [job for job in wanted if again or not _recorded(job, store)]
+    return [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
 
 
 def _recorded(job: Job, store: Store) -> bool:

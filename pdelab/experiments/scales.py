@@ -26,7 +26,7 @@ def choose_scale(scale: str | None = None) -> Scale:
     """The argument, else the environment's PDELAB_SCALE, else book."""
     name = scale or os.environ.get("PDELAB_SCALE") or Scale.BOOK
     if name not in list(Scale):
-        raise ValueError(f"scale must be one of {', '.join(Scale)}; not {name!r}")
+        raise ValueError(f"scale (or the environment's PDELAB_SCALE) must be one of {', '.join(Scale)}; not {name!r}")
     return Scale(name)
 
 

@@ -245,7 +245,7 @@ def test_the_scale_is_the_argument_else_the_environment_s(monkeypatch, argument,
 
 def test_an_unknown_scale_is_refused(monkeypatch):
     monkeypatch.setenv("PDELAB_SCALE", "huge")
-    with pytest.raises(ValueError, match="scale must be one of smoke, book, paper; not 'huge'"):
+    with pytest.raises(ValueError, match="must be one of smoke, book, paper; not 'huge'"):
         choose_scale()
 
 
