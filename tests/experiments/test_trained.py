@@ -1,6 +1,7 @@
 """The trained experiments: named seeds, honest controls, and figures that are what they say."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from pdelab.experiments import corners, reference, tasks
 from pdelab.experiments.scales import Scale, Workplace, choose_scale, experiment
 from pdelab.experiments.tasks import DEFINITIONS, TASKS, build, fit
 from pdelab.models import VARIANTS
-from pdelab.results import Result
+from pdelab.results import Result, Store
 from pdelab.solver import Trajectory
 from pdelab.training import train
 
@@ -300,3 +301,14 @@ def test_topics_stand_beside_the_bayes_rule_and_listops_beside_its_own_controls(
         "root_operator",
         "boosted_tree",
     }
+
+
+@pytest.mark.parametrize("name", ["corners-images", "corners-listops", "reference-images", "reference-listops"])
+def test_five_seeds_are_recorded_with_the_settings_of_now(name):
+    recorded = Store().load(name, "book")
+    assert [result.seed for result in recorded] == [0, 1, 2, 3, 4]
+    task = TASKS[name.split("-")[1]][Scale.BOOK]
+    for result in recorded:
+        wanted = json.loads(json.dumps(task.configuration()))
+        assert {key: result.configuration[key] for key in wanted} == wanted
+        assert not result.environment["commit"].endswith("-dirty")
