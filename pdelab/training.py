@@ -418,15 +418,18 @@ def _check(data: Dataset, settings: Settings, seed: int) -> None:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """The folder, made if it is missing, for this run alone; freed also when the process is killed."""
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
-        with lock:
-            yield
+        lock.acquire()
     except Timeout as error:
         raise ValueError(f"folder {folder} is in use by another run; wait for it, or name another folder") from error
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise ValueError(f"folder {folder} cannot be written ({error}); name another folder") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _run(
@@ -524,6 +527,7 @@ def _draw_from(seed: int, device: torch.device) -> None:
     """Dropout and the like draw from a step's own seed; the caller has forked the generators, but for that of MPS."""
     torch.random.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or torch.cuda.current_device()].manual_seed(seed)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)

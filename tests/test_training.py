@@ -368,6 +368,18 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_step(tmp_path):
         run(tmp_path / "file" / "inside", net=net)
 
 
+def test_a_fault_of_the_model_is_not_taken_for_one_of_the_folder(tmp_path):
+    net = model()
+
+    def deny(*_):
+        raise PermissionError("the model's own")
+
+    net.register_forward_hook(deny)
+    with pytest.raises(PermissionError, match="the model's own"):
+        run(tmp_path, net=net)
+    assert run(tmp_path)[1].status == "finished"  # the folder is free again
+
+
 def test_weights_without_dimension_are_kept_too(tmp_path):
     class Scaled(nn.Module):
         def __init__(self):

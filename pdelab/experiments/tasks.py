@@ -229,7 +229,7 @@ def state_figures(run: Trajectory) -> Figures:
 
 
 def other_input(run: Trajectory) -> list[float]:
-    """cos(u_l, v_0) with v the next example of the batch, over the tokens that are real in both."""
+    """cos(u_l, v_0) with v the example before it in the batch, over the tokens that are real in both."""
     both = None if run.mask is None else run.mask & run.mask.roll(1, dims=0)
     return [cosine(u, run.states[0].roll(1, dims=0), both).item() for u in run.states]
 
