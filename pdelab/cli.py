@@ -20,11 +20,12 @@ from platformdirs import user_data_path
 from tqdm.auto import tqdm
 
 from pdelab import __version__, ledger
+from pdelab.checkpoints import RefusedCheckpoint
 from pdelab.datasets import cache
 from pdelab.experiments import runner
 from pdelab.experiments.scales import Scale, choose_scale
 from pdelab.results import DamagedResult, Result, Store, Summary, data_folder, summarise
-from pdelab.training import RefusedCheckpoint, choose_device
+from pdelab.training import choose_device
 
 DAMAGED, MISSING, STOPPED = 1, 3, 130
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
@@ -171,7 +172,8 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
             tqdm.write(f"{job}: {found.status}{lost}, {found.seconds:.1f} s, {path}", file=sys.stdout)
     troubles = [*failed, *dict.fromkeys(missing), *stopped]
     if stopped:
-        fail("\n".join([*troubles, "The same command, without --again, goes on from what was kept."]), STOPPED)
+        repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
+        fail("\n".join([*troubles, f"The same command goes on from what was kept.{repeats}"]), STOPPED)
     if troubles:
         fail("\n".join(troubles), DAMAGED if failed else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))

@@ -5,40 +5,33 @@ draws some, follow from the seed and the step. So a checkpoint is weights, optim
 from it gives the same bits as one that never stopped. A loss that is not finite ends the run as diverged: a result.
 """
 
-import hashlib
-import io
 import math
 import signal
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
+from pdelab import checkpoints
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
 from pdelab.models import Model
-from pdelab.results import STATUSES, commit, write_atomically
+from pdelab.results import STATUSES, commit
 from pdelab.seeds import derive
 
 FINISHED, DIVERGED, INTERRUPTED = STATUSES
 DECAYS = ("cosine", "none")
 PROBE = 64  # training examples for the gradients that are watched, and test examples for the states
-
-
-class RefusedCheckpoint(ValueError):
-    """A checkpoint that is damaged, or belongs to another run."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,12 @@ class Settings:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}; not {self.decay!r}")
         if beyond := [step for step in self.watch if not 0 <= step <= self.steps]:
             raise ValueError(f"watch must name steps from 0 to {self.steps}; not {beyond}")
+
+    def that_matter(self) -> dict:
+        """What a run depends on; how often it is kept may change when it goes on."""
+        chosen = asdict(self) | {"watch": list(self.watch)}
+        del chosen["checkpoint_every"]
+        return chosen
 
     def rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, …: rate · (step+1)/warmup, then rate · ½(1 + cos πs), s = 0 … below 1."""
@@ -142,6 +141,12 @@ class Training:
     evaluations: list[Evaluation] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
     seconds: float = 0.0
+
+    @classmethod
+    def read(cls, kept: dict) -> "Training":
+        """The record that a checkpoint holds."""
+        evaluations = [Evaluation(**one) for one in kept["evaluations"]]
+        return cls(**kept | {"evaluations": evaluations, "watched": [Watched(**one) for one in kept["watched"]]})
 
     @property
     def step(self) -> int:
@@ -285,78 +290,6 @@ def patience() -> Iterator[list]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # None: set by something other than Python
 
 
-def _fingerprint(model: nn.Module, data: Dataset, settings: Settings, seed: int) -> dict:
-    """What makes a run this run; how often it is kept may differ when it goes on."""
-    chosen = asdict(settings) | {"watch": list(settings.watch)}
-    del chosen["checkpoint_every"]
-    examples = [value for part in (data.train, data.test) for value in vars(part).values() if value is not None]
-    return {
-        "settings": chosen,
-        "seed": seed,
-        "data": f"{data.name} {_checksum(examples)}",
-        "model": f"{zlib.crc32(repr(_architecture(model)).encode()):08x}",
-        "first weights": _checksum(model.state_dict().values()),
-    }
-
-
-def _checksum(tensors: Iterable[Tensor]) -> str:
-    total = 0
-    for value in tensors:
-        total = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), total)
-    return f"{total:08x}"
-
-
-def _architecture(model: nn.Module) -> list:
-    """Every part by name with its type and its plain settings: models of equal weights can still differ in these."""
-    plain = (bool, int, float, str)
-
-    def own(module: nn.Module) -> dict:
-        values = {key: value for key, value in vars(module).items() if key != "training" and not key.startswith("_")}
-        return {key: value if isinstance(value, plain) else type(value).__name__ for key, value in values.items()}
-
-    return [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
-
-
-def _save(
-    path: Path | None, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: Training
-) -> None:
-    if path is None:
-        return
-    buffer = io.BytesIO()
-    content = {"fingerprint": fingerprint, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
-    torch.save(content | {"record": asdict(record)}, buffer)
-    # torch does not check its own file for flipped bits, so the checksum stands in front
-    seal = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
-    write_atomically(path, seal + b"\n" + buffer.getvalue())
-
-
-def _load(path: Path, fingerprint: dict, model: nn.Module, optimiser: torch.optim.Optimizer) -> Training:
-    """The record, and weights and optimiser as they were."""
-    seal, _, payload = path.read_bytes().partition(b"\n")
-    if hashlib.sha256(payload).hexdigest().encode() != seal:
-        raise RefusedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
-    content = torch.load(io.BytesIO(payload), map_location=_device(model), weights_only=True)
-    other = [key for key, value in fingerprint.items() if content["fingerprint"].get(key) != value]
-    # a cell that is run again has the model as the interrupted run left it
-    if other == ["first weights"] and _checksum(content["model"].values()) == fingerprint["first weights"]:
-        other = []
-    if other:
-        if "settings" in other:
-            before, now = content["fingerprint"]["settings"], fingerprint["settings"]
-            changed = ", ".join(key for key in now if now[key] != before.get(key))
-            other[other.index("settings")] = f"settings ({changed})"
-        raise RefusedCheckpoint(
-            f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
-        )
-    model.load_state_dict(content["model"])
-    optimiser.load_state_dict(content["optimiser"])
-    fingerprint["first weights"] = content["fingerprint"]["first weights"]
-    record = Training(**content["record"])
-    record.evaluations = [Evaluation(**e) for e in record.evaluations]
-    record.watched = [Watched(**w) for w in record.watched]
-    return record
-
-
 def train(
     model: nn.Module,
     data: Dataset,
@@ -382,16 +315,19 @@ def train(
     model.to(device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
     with ExitStack() as stack:
-        record, path, fingerprint = Training(), None, {}
+        record, save = Training(), lambda: None
         if folder is not None:
-            path, fingerprint = Path(folder) / "checkpoint.pt", _fingerprint(model, data, settings, seed)
-            stack.enter_context(_alone_in(path.parent))
-            for part in path.parent.glob(f".{path.name}.*.part"):  # what a killed process had not finished writing
-                part.unlink()
+            path = Path(folder) / "checkpoint.pt"
+            own = checkpoints.fingerprint(model, data, settings.that_matter(), seed)
+            stack.enter_context(checkpoints.alone_in(path.parent))
             if path.exists():
-                record = _load(path, fingerprint, model, optimiser)
+                record = Training.read(checkpoints.load(path, own, model, optimiser))
+
+            def save() -> None:
+                checkpoints.save(path, own, model, optimiser, asdict(record))
+
         if record.status == INTERRUPTED:
-            _run(model, optimiser, data, settings, seed, record, partial(_save, path, fingerprint), progress, name)
+            _run(model, optimiser, data, settings, seed, record, save, progress, name)
     model.eval()
     return record
 
@@ -415,23 +351,6 @@ def _check(data: Dataset, settings: Settings, seed: int) -> None:
                 raise ValueError(f"data has {name} from {low} to {high}; they must lie in 0 to {number - 1}")
 
 
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """The folder, made if it is missing, for this run alone; freed also when the process is killed."""
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(f"folder {folder} is in use by another run; wait for it, or name another folder") from error
-    except OSError as error:
-        raise ValueError(f"folder {folder} cannot be written ({error}); name another folder") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _run(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
@@ -439,7 +358,7 @@ def _run(
     settings: Settings,
     seed: int,
     record: Training,
-    save: Callable[..., None],
+    save: Callable[[], None],
     progress: int,
     name: str,
 ) -> None:
@@ -450,7 +369,7 @@ def _run(
 
     def keep() -> None:
         record.seconds = time.perf_counter() - started
-        save(model, optimiser, record)
+        save()
 
     batch_at = _batches(data.train, settings.batch, seed, device)
     bar = tqdm(

@@ -236,7 +236,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
     out, err = process.communicate(timeout=120)
     assert process.returncode == cli.STOPPED, (out, err)
     assert "seed 0: stopped" in err
-    assert "The same command, without --again, goes on" in err
+    assert "The same command goes on from what was kept." in err
     assert "Traceback" not in err
     assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
     assert len(list(runs.glob("smoke-seed*"))) <= jobs  # a job that a worker had fetched already was not begun

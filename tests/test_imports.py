@@ -29,6 +29,7 @@ ORDER = [
     "metrics.*",
     "results",
     "datasets.*",
+    "checkpoints",
     "training",
     "experiments.*",
     "ledger",

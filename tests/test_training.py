@@ -15,10 +15,11 @@ from scipy.stats import binomtest
 from torch import nn
 
 from pdelab import training
+from pdelab.checkpoints import RefusedCheckpoint
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
 from pdelab.models import simulator, transformer, with_ends
 from pdelab.seeds import stream
-from pdelab.training import PROBE, RefusedCheckpoint, Settings, evaluate, train, wilson
+from pdelab.training import PROBE, Settings, evaluate, train, wilson
 
 WIDTH, LENGTH, SYMBOLS = 8, 6, 5
 

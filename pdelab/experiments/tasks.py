@@ -78,9 +78,8 @@ class Task:
 
     def configuration(self) -> dict:
         """For the Result: the settings, but not how often a checkpoint is written, and what the figures mean."""
-        found = asdict(self) | {"hidden": self.hidden, "definitions": DEFINITIONS}
-        del found["settings"]["checkpoint_every"]
-        return found
+        sizes = {"hidden": self.hidden, "definitions": DEFINITIONS, "settings": self.settings.that_matter()}
+        return asdict(self) | sizes
 
 
 def _settings(steps: int, **others) -> Settings:

@@ -1,0 +1,102 @@
+"""A training kept on disk: written in one move, sealed with a checksum, and refused by any run but its own."""
+
+import hashlib
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from pdelab.datasets.base import Dataset
+from pdelab.results import write_atomically
+
+
+class RefusedCheckpoint(ValueError):
+    """A checkpoint that is damaged, or belongs to another run."""
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """The folder, made if it is missing, for this run alone; freed also when the process is killed."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"folder {folder} is in use by another run; wait for it, or name another folder") from error
+    except OSError as error:
+        raise ValueError(f"folder {folder} cannot be written ({error}); name another folder") from error
+    try:
+        for part in folder.glob(".*.part"):  # what a killed process had not finished writing
+            part.unlink()
+        yield
+    finally:
+        lock.release()
+
+
+def fingerprint(model: nn.Module, data: Dataset, settings: dict, seed: int) -> dict:
+    """What makes a run this run."""
+    examples = [value for part in (data.train, data.test) for value in vars(part).values() if value is not None]
+    return {
+        "settings": settings,
+        "seed": seed,
+        "data": f"{data.name} {_checksum(examples)}",
+        "model": f"{zlib.crc32(repr(_architecture(model)).encode()):08x}",
+        "first weights": _checksum(model.state_dict().values()),
+    }
+
+
+def _checksum(tensors: Iterable[Tensor]) -> str:
+    total = 0
+    for value in tensors:
+        total = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+    return f"{total:08x}"
+
+
+def _architecture(model: nn.Module) -> list:
+    """Every part by name with its type and its plain settings: models of equal weights can still differ in these."""
+    plain = (bool, int, float, str)
+
+    def own(module: nn.Module) -> dict:
+        values = {key: value for key, value in vars(module).items() if key != "training" and not key.startswith("_")}
+        return {key: value if isinstance(value, plain) else type(value).__name__ for key, value in values.items()}
+
+    return [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
+
+
+def save(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: dict) -> None:
+    """Weights, optimiser and record of the run with this fingerprint, in one move."""
+    buffer = io.BytesIO()
+    content = {"fingerprint": own, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+    torch.save(content | {"record": record}, buffer)
+    # torch does not check its own file for flipped bits, so the checksum stands in front
+    seal = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
+    write_atomically(path, seal + b"\n" + buffer.getvalue())
+
+
+def load(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict:
+    """The record; weights and optimiser are put back, and `own` becomes the fingerprint of the run as it began."""
+    seal, _, payload = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(payload).hexdigest().encode() != seal:
+        raise RefusedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
+    content = torch.load(io.BytesIO(payload), map_location=next(model.parameters()).device, weights_only=True)
+    other = [key for key, value in own.items() if content["fingerprint"].get(key) != value]
+    # a cell that is run again has the model as the interrupted run left it
+    if other == ["first weights"] and _checksum(content["model"].values()) == own["first weights"]:
+        other = []
+    if other:
+        if "settings" in other:
+            before, now = content["fingerprint"]["settings"], own["settings"]
+            changed = ", ".join(key for key in now if now[key] != before.get(key))
+            other[other.index("settings")] = f"settings ({changed})"
+        raise RefusedCheckpoint(
+            f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
+        )
+    model.load_state_dict(content["model"])
+    optimiser.load_state_dict(content["optimiser"])
+    own["first weights"] = content["fingerprint"]["first weights"]
+    return content["record"]
