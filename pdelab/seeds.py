@@ -4,6 +4,7 @@ Two models with different names never share a weight by accident, and adding a m
 """
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 
@@ -20,3 +21,8 @@ def derive(seed: int, *names: object) -> int:
 def stream(seed: int, *names: object) -> torch.Generator:
     """A generator of its own for each use, from one integer and a name."""
     return torch.Generator().manual_seed(derive(seed, *names))
+
+
+def normal(seed: int, *names: object, size: Sequence[int]) -> torch.Tensor:
+    """Independent N(0, 1) numbers in double precision, from the stream of that name."""
+    return torch.randn(*size, generator=stream(seed, *names), dtype=torch.float64)

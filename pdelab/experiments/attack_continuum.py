@@ -8,49 +8,15 @@ The control is a bound shrunk to 90 %: a search that cannot break it would prove
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import jvp
 
-from pdelab.experiments.continuum import normal
+from pdelab.experiments.adversary import ascend, attack_result, attention, longest, norm2
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.results import Result
-from pdelab.seeds import stream
-
-ROUNDING = 1e-6  # the reference solutions are exact to about 1e-9, relative to the bound
-SHRUNK = 0.9
-
-
-def attention(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    """Att(u)_i = Σ_j p_ij V u_j, p_i = softmax_j(u_iᵀ A u_j), in a batch: u (…, token, feature), A and V (…, d, d)."""
-    scores = u @ A @ u.transpose(-1, -2)
-    return scores.softmax(dim=-1) @ u @ V.transpose(-1, -2)
-
-
-def norm2(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix, 2)
-
-
-def longest(u: Tensor) -> Tensor:
-    """max_i |u_i| over the tokens."""
-    return u.norm(dim=-1).amax(dim=-1)
-
-
-def ascend(score: Callable[..., Tensor], *start: Tensor, steps: int = 100, rate: float = 0.05) -> Tensor:
-    """The largest score each member of the batch reached on its way up, by Adam on the inputs."""
-    inputs = [x.clone().requires_grad_(True) for x in start]
-    best = torch.full(start[0].shape[:1], -torch.inf, dtype=start[0].dtype)
-    adam = torch.optim.Adam(inputs, lr=rate)
-    for _ in range(steps):
-        value = score(*inputs)
-        best = torch.maximum(best, value.detach().nan_to_num(-torch.inf))
-        adam.zero_grad()
-        (-value).nan_to_num(0.0).sum().backward()
-        adam.step()
-    return best
-
+from pdelab.seeds import normal, stream
 
 # The Lipschitz constant of attention.
 
@@ -263,32 +229,18 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         "lipschitz_max": attack_lipschitz(seed, "max"),
         "lipschitz_frobenius": attack_lipschitz(seed, "frobenius"),
     }
-    ratios = torch.cat(list(corrected.values()))
-    figures = {
+    return attack_result(
+        "attack_continuum",
+        scale,
+        seed,
         # only stacks that meet the printed hypotheses count against it; that attention does not is reported apart
-        "printed_attempts": len(unscaled) + len(scaled) + len(rate),
-        "printed_violations": int((unscaled > 0.5).sum() + (scaled > 0.5).sum() + (rate > 4).sum()),
-        "assumption_attempts": len(CONSTANTS),
-        "assumption_violations": exceeded,
-        "corrected_attempts": len(ratios),
-        "corrected_violations": int((ratios > 1 + ROUNDING).sum()),
-        "control_attempts": len(ratios),
-        "control_violations": int((ratios > SHRUNK).sum()),
-        "worst": ratios.max().item(),
-        "steepest": steepest,
-        "unscaled_violations": int((unscaled > 0.5).sum()),
-        "scaled_violations": int((scaled > 0.5).sum()),
-        "rate_violations": int((rate > 4).sum()),  # √64 = 8 in theory
-        "steps_longer_than_the_tube": int((stride > 1).sum()),
-        **{f"worst_{name}": found.max().item() for name, found in corrected.items()},
-    }
-    broken = {f"shrunk_{name}": int((found > SHRUNK).sum()) for name, found in corrected.items()}
-    return Result(
-        experiment="attack_continuum",
-        configuration={"constants": list(CONSTANTS), "rounding": ROUNDING, "shrunk": SHRUNK},
-        scale=scale,
-        seed=seed,
-        status="finished",
-        figures=figures,
-        controls=broken,
+        printed={"unscaled": unscaled > 0.5, "scaled": scaled > 0.5, "rate": rate > 4},  # √64 = 8 in theory
+        corrected=corrected,
+        figures={
+            "assumption_attempts": len(CONSTANTS),
+            "assumption_violations": exceeded,
+            "steepest": steepest,
+            "steps_longer_than_the_tube": int((stride > 1).sum()),
+        },
+        configuration={"constants": list(CONSTANTS)},
     )

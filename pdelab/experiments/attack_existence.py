@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from pdelab.equation import MasterEquation
-from pdelab.experiments.attack_continuum import ROUNDING, SHRUNK, ascend, attention, longest, norm2
-from pdelab.experiments.continuum import normal, smooth_embedding
+from pdelab.experiments.adversary import ROUNDING, SHRUNK, ascend, attention, longest, norm2
+from pdelab.experiments.continuum import smooth_embedding
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import laplacian_eigenvalues
 from pdelab.integrators import RK4, ExponentialDiffusion, ImplicitDiffusion
 from pdelab.results import Result
-from pdelab.seeds import stream
+from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction

@@ -21,7 +21,7 @@ from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import Field
 from pdelab.integrators import RK4, Euler, Heun, Integrator, LieEuler
 from pdelab.results import Result
-from pdelab.seeds import stream
+from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory, solve
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
@@ -38,10 +38,6 @@ ROUGHNESS = {"smooth": 0.0, "fresh": 1.0}
 SCHEMES: dict[str, type[Integrator]] = {"Euler": Euler, "Lie": LieEuler, "Heun": Heun, "RK4": RK4}
 
 Weights = dict[str, Tensor]
-
-
-def normal(seed: int, *names: object, size: Sequence[int]) -> Tensor:
-    return torch.randn(*size, generator=stream(seed, *names), dtype=torch.float64)
 
 
 def random_tokens(seed: int) -> Field:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pdelab import Diffusion, Interaction, solve
-from pdelab.experiments import attack_continuum, attack_existence, continuum
+from pdelab.experiments import adversary, attack_continuum, attack_existence, continuum
 from pdelab.experiments.continuum import interpolate
 from pdelab.experiments.scales import torch_threads
 
@@ -204,19 +204,19 @@ def test_the_slope_of_attention_has_no_bound(s):
 @pytest.mark.parametrize("kind", ["max", "frobenius"])
 def test_the_lipschitz_lemma_withstands_the_attack_and_a_smaller_one_does_not(kind):
     worst = attack_continuum.attack_lipschitz(7, kind, batch=12, steps=40).max()
-    assert 0.8 < worst <= 1 + attack_continuum.ROUNDING
+    assert 0.8 < worst <= 1 + adversary.ROUNDING
 
 
 def test_the_error_bound_withstands_the_attack_also_where_a_step_is_longer_than_the_tube():
     worst, stride = attack_continuum.attack_line(7, batch=256, steps=20)
     assert (stride > 1).sum() > 5
-    assert 0.99 < worst.max() <= 1 + attack_continuum.ROUNDING
+    assert 0.99 < worst.max() <= 1 + adversary.ROUNDING
 
 
 def test_the_error_bound_holds_for_attention_with_constants_from_the_lemma():
     worst = attack_continuum.attack_attention(7, batch=16)
     assert len(worst) > 0
-    assert 0.5 < worst.max() <= 1 + attack_continuum.ROUNDING
+    assert 0.5 < worst.max() <= 1 + adversary.ROUNDING
 
 
 def test_without_the_step_nothing_converges_and_with_it_everything_does():
@@ -261,8 +261,8 @@ def test_the_normaliser_of_a_square_integrable_field_can_be_infinite():
 
 
 def test_solutions_do_not_separate_faster_than_the_proof_allows():
-    assert attack_existence.attack_separation(7, batch=8, steps=10).max() <= 1 + attack_continuum.ROUNDING
-    assert attack_existence.attack_semigroup(7, batch=16).max() <= 1 + attack_continuum.ROUNDING
+    assert attack_existence.attack_separation(7, batch=8, steps=10).max() <= 1 + adversary.ROUNDING
+    assert attack_existence.attack_semigroup(7, batch=16).max() <= 1 + adversary.ROUNDING
 
 
 def test_two_methods_agree_and_there_and_back_is_the_start():

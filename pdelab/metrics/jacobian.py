@@ -1,0 +1,74 @@
+"""How the rate, or a layer, at one token depends on the others: Jacobians of u ↦ f(u), u (batch, token, feature).
+
+f is any function of a field that treats the examples of a batch apart and gives a field of the same shape: a Term, a
+MasterEquation, or a layer. Attention runs in plain matrix products here: fused kernels have no forward derivative.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pdelab.field import Field, check_field
+from pdelab.metrics.base import norm
+
+Map = Callable[[Field], Field]
+
+
+def jacobian(f: Map, u: Field) -> Tensor:
+    """J[b, i, a, j, c] = ∂f(u)_{ia}/∂u_{jc} of each example b: (batch, token, feature, token, feature).
+
+    >>> jacobian(lambda u: 3 * u, torch.ones(1, 1, 2)).reshape(2, 2).tolist()
+    [[3.0, 0.0], [0.0, 3.0]]
+    """
+    check_field(u)
+    with sdpa_kernel(SDPBackend.MATH):
+        return vmap(jacrev(lambda example: _same_shape(f, example.unsqueeze(0)).squeeze(0)))(u.detach()).detach()
+
+
+def derivative(f: Map, u: Field, direction: Field) -> Field:
+    """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature)."""
+    check_field(u)
+    with sdpa_kernel(SDPBackend.MATH):
+        return jvp(lambda v: _same_shape(f, v), (u.detach(),), (direction.detach(),))[1].detach()
+
+
+def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
+    """‖f'(u)‖₂, the largest singular value of the Jacobian of each example: (batch,), by power iteration on JᵀJ.
+
+    A lower bound of every Lipschitz constant of f near u, in the norm √Σ|u_i|². The iteration rises
+    towards it and is slow where the two largest singular values nearly agree.
+
+    >>> lipschitz(lambda u: 3 * u, torch.ones(1, 2, 2)).item()
+    3.0
+    """
+    check_field(u)
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1; not {steps}")
+    u = u.detach()
+    # drawn on the CPU, so that the start is the same on every device
+    start = torch.randn(u.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    direction = _unit(start.to(u))
+    with sdpa_kernel(SDPBackend.MATH):
+        pull = vjp(lambda v: _same_shape(f, v), u)[1]
+        for _ in range(steps):
+            image = jvp(lambda v: _same_shape(f, v), (u,), (direction,))[1]
+            direction = _unit(pull(image)[0])
+        image = jvp(lambda v: _same_shape(f, v), (u,), (direction,))[1]
+    return torch.stack([norm(example) for example in image]).detach()
+
+
+def _same_shape(f: Map, u: Field) -> Field:
+    value = f(u)
+    if not isinstance(value, Tensor) or value.shape != u.shape:
+        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"f must give a field in the shape of u, {tuple(u.shape)}; it gave {given}")
+    return value
+
+
+def _unit(v: Field) -> Field:
+    """Each example with norm 1; zero stays zero."""
+    size = torch.linalg.vector_norm(v, dim=(1, 2), keepdim=True)
+    return v / torch.where(size > 0, size, torch.ones_like(size))

@@ -1,0 +1,57 @@
+"""Jacobians against closed forms and against each other."""
+
+import pytest
+import torch
+
+from pdelab import Interaction, Reaction
+from pdelab.metrics.jacobian import derivative, jacobian, lipschitz
+from pdelab.seeds import normal
+
+
+def term(kind):
+    torch.manual_seed(0)
+    return {"attention": Interaction(6, 2), "ffn": Reaction(6, 9, activation="tanh")}[kind].double()
+
+
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_the_jacobian_is_what_difference_quotients_say(kind):
+    f, u, v = term(kind), normal(0, "u", size=(2, 4, 6)), normal(0, "v", size=(2, 4, 6))
+    change = torch.einsum("biajc,bjc->bia", jacobian(f, u), v)
+    quotient = (f(u + 1e-5 * v) - f(u - 1e-5 * v)) / 2e-5
+    torch.testing.assert_close(change, quotient.detach(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(derivative(f, u, v), change, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_power_iteration_finds_the_largest_singular_value_of_each_example(kind):
+    f, u = term(kind), normal(1, "u", size=(3, 4, 6))
+    exact = torch.linalg.matrix_norm(jacobian(f, u).reshape(3, 24, 24), 2)
+    found = lipschitz(f, u, steps=400)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=0)
+    assert (found <= exact * (1 + 1e-12)).all()
+
+
+def test_examples_do_not_mix():
+    f, u = term("attention"), normal(2, "u", size=(3, 4, 6))
+    torch.testing.assert_close(jacobian(f, u)[1:2], jacobian(f, u[1:2]))
+    torch.testing.assert_close(lipschitz(f, u)[1:2], lipschitz(f, u[1:2]), rtol=1e-3, atol=0)
+
+
+def test_a_constant_map_has_no_slope():
+    assert lipschitz(lambda u: 0 * u + 1, torch.ones(2, 3, 4)).tolist() == [0, 0]
+
+
+def test_a_map_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"f must give a field in the shape of u"):
+        jacobian(lambda u: u[:, :1], torch.ones(1, 3, 2))
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        lipschitz(lambda u: u, torch.ones(1, 3, 2), steps=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_device_and_dtype_follow_the_input(dtype):
+    f = Interaction(6, 2).to("meta", dtype)
+    u = torch.empty(2, 4, 6, device="meta", dtype=dtype)
+    assert jacobian(f, u).device.type == "meta"
+    assert jacobian(f, u).dtype == dtype
+    assert lipschitz(f, u, steps=2).shape == (2,)
