@@ -71,6 +71,7 @@ def stacked_bars(ax, symbols, table, width: float = 0.7) -> None:
         for k, value in enumerate(values):
             above[k], below[k] = above[k] + max(value, 0.0), below[k] + min(value, 0.0)
     ax.axhline(0, color="#555555", linewidth=0.8)
+    ax.set_axisbelow(True)
     ax.set_xticks(list(places))
 
 
@@ -79,7 +80,7 @@ def four_terms(figure, field) -> None:
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
     ax = left.add_subplot()
     ax.imshow(field, origin="lower", aspect="auto", cmap="cividis", extent=(0, 1, 0, len(field) - 1))
-    ax.set(xlabel="position x", ylabel="depth t", title="u(x, t), one feature")
+    ax.set(xlabel="position x", ylabel="depth, in steps", title="u(x, t), one feature")
     ax.grid(visible=False)
     for ax, (symbol, words) in zip(right.subplots(2, 2).flat, TERM_WORDS.items(), strict=True):
         ax.set(xlim=(-0.6, 6.6), ylim=(-0.6, 1.9), xticks=[], yticks=[])
