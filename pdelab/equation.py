@@ -1,6 +1,6 @@
 """The master equation: the plus signs of ∂u/∂t = A[u] + R[u] + D[u] + S[u].  (P2 eq 4; P1 eq 1)"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,10 @@ from torch.func import functional_call
 
 from pdelab.field import Field, Mask
 from pdelab.terms.base import Term
+from pdelab.terms.diffusion import Diffusion
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
+from pdelab.terms.stabilization import SpatialStabilization
 
 
 class MasterEquation(nn.Module):
@@ -18,6 +22,49 @@ class MasterEquation(nn.Module):
         if not terms or not all(isinstance(term, Term) for term in terms):
             raise ValueError(f"terms must be at least one Term; not {[type(term).__name__ for term in terms]}")
         self.terms = nn.ModuleList(terms)
+
+    @classmethod
+    def later(
+        cls,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        diffusion: float | Tensor = 1e-4,
+        stabilization: float = 1.0,
+        boundary: str = "reflecting",
+        activation: str = "relu",
+    ) -> "MasterEquation":
+        """∂u/∂t = (Att(u) − u) + (FFN(u) − u) + D∂²u − γ(u − μ)/√(σ² + ε): P2 eq 4-9, each −u included.
+
+        D is given: P2 eq 8 names a coefficient that no formula determines.
+        """
+        return cls(
+            Interaction(width, heads, leak=True),
+            Reaction(width, hidden, activation=activation, leak=True),
+            Diffusion(diffusion, boundary),
+            SpatialStabilization(stabilization),
+        )
+
+    @classmethod
+    def earlier(
+        cls,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        diffusion: float | Tensor = 1e-4,
+        strength: float = 1.0,
+        source: Callable[[Tensor, float], Field] | None = None,
+        boundary: str = "reflecting",
+        activation: str = "relu",
+    ) -> "MasterEquation":
+        """∂u/∂t = D∂²u + α Att(u) + FFN(u) + g(x, t): P1 eq 1 with eq 9-13, no −u anywhere."""
+        return cls(
+            Diffusion(diffusion, boundary),
+            Interaction(width, heads, strength=strength),
+            Reaction(width, hidden, activation=activation, source=source),
+        )
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         return sum(term(u, t, mask) for term in self.terms)

@@ -19,7 +19,7 @@ from pdelab.terms.base import choose
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import ACTIVATIONS, Reaction
-from pdelab.terms.stabilization import LayerNormRate, PreNorm, SpatialStabilization
+from pdelab.terms.stabilization import LayerNormRate, PreNorm
 
 
 class Embedding(nn.Module):
@@ -211,14 +211,15 @@ def transformer(
     return Model(equation, steps=depth, dt=dt, integrator=LieEuler(), norm=last)
 
 
-# The papers leave the simulator open. Each variant: (Δt as a function of depth, integrator, terms of one layer).
-VARIANTS: dict[str, tuple[Callable[[int], float], type[Integrator], tuple[str, ...]]] = {
-    "printed": (lambda depth: 1 / depth, Euler, ("A-u", "R-u", "D", "S9")),
+# The papers leave the simulator open. Each variant: (Δt as a function of depth, integrator, one layer), the layer by
+# its terms or, where a paper prints the whole equation, by the name of that.
+VARIANTS: dict[str, tuple[Callable[[int], float], type[Integrator], tuple[str, ...] | str]] = {
+    "printed": (lambda depth: 1 / depth, Euler, "P2 eq 4"),
     "bare": (lambda depth: 1.0, LieEuler, ("A-u", "R-u")),
     "residual": (lambda depth: 1.0, LieEuler, ("A", "R")),
     "norm": (lambda depth: 1.0, LieEuler, ("A-u", "LN", "R-u", "LN")),
     "residual_norm": (lambda depth: 1.0, LieEuler, ("A", "LN", "R", "LN")),
-    "earlier": (lambda depth: 1 / depth, Euler, ("D", "A", "R")),
+    "earlier": (lambda depth: 1 / depth, Euler, "P1 eq 1"),
     "diffusion_only": (lambda depth: 1 / depth, Euler, ("D",)),
 }
 
@@ -244,19 +245,24 @@ def simulator(
     residual: u ← u + Att(u), u ← u + FFN(u); residual_norm: the same, each followed by LayerNorm, a Transformer
     earlier: P1 eq 1, D∂²u + A + R; diffusion_only: D∂²u alone, P1 §3.1 (both Euler, Δt = 1/depth)
     """
-    step, integrator, names = choose("variant", variant, VARIANTS)
+    step, integrator, layer = choose("variant", variant, VARIANTS)
     _check_depth(depth)
+    sizes, options = (width, heads, hidden), {"diffusion": diffusion, "boundary": boundary, "activation": activation}
+    presets = {
+        "P2 eq 4": lambda: MasterEquation.later(*sizes, **options, stabilization=stabilization),
+        "P1 eq 1": lambda: MasterEquation.earlier(*sizes, **options),
+    }
     build_term = {
         "A": lambda: Interaction(width, heads),
         "A-u": lambda: Interaction(width, heads, leak=True),
         "R": lambda: Reaction(width, hidden, activation=activation),
         "R-u": lambda: Reaction(width, hidden, activation=activation, leak=True),
         "D": lambda: Diffusion(diffusion, boundary),
-        "S9": lambda: SpatialStabilization(stabilization),
         "LN": lambda: LayerNormRate(width),
     }
+    build = presets.get(layer, lambda: MasterEquation(*(build_term[name]() for name in layer)))
     dt = step(depth)
-    equation = _layers(lambda: MasterEquation(*(build_term[name]() for name in names)), depth, dt, shared, seed)
+    equation = _layers(build, depth, dt, shared, seed)
     return Model(equation, steps=depth, dt=dt, integrator=integrator())
 
 

@@ -46,3 +46,68 @@ def label_x(ax, values) -> None:
     """Mark these values of x and no others: on a logarithmic axis the decades alone tell little."""
     ax.set_xticks(list(values), [f"{value:g}" for value in values])
     ax.xaxis.set_minor_locator(NullLocator())
+
+
+# The terms of the master equation, always in these colours and hatches.
+TERM_COLOURS = {"A": "#0072B2", "R": "#D55E00", "D": "#009E73", "S": "#B0578D", "−u": "#777777"}
+TERM_HATCHES = {"A": "", "R": "///", "D": "xx", "S": "...", "−u": "\\\\\\"}
+TERM_WORDS = {
+    "A": "interaction: every token\nlistens to all others",
+    "R": "reaction: each token\nreacts to itself",
+    "D": "diffusion: a token is\npulled to its neighbours",
+    "S": "stabilisation: all are\npulled to their mean",
+}
+
+
+def stacked_bars(ax, symbols, table, width: float = 0.7) -> None:
+    """One bar a row of the table, numbered from 1, the terms stacked: positive parts upwards, negative downwards."""
+    above, below = [0.0] * len(table), [0.0] * len(table)
+    places = range(1, len(table) + 1)
+    for number, symbol in enumerate(symbols):
+        values = [float(row[number]) for row in table]
+        bottom = [above[k] if value >= 0 else below[k] for k, value in enumerate(values)]
+        look = {"color": TERM_COLOURS[symbol], "hatch": TERM_HATCHES[symbol], "edgecolor": "white", "linewidth": 0.5}
+        ax.bar(places, values, width, bottom=bottom, label=symbol, **look)
+        for k, value in enumerate(values):
+            above[k], below[k] = above[k] + max(value, 0.0), below[k] + min(value, 0.0)
+    ax.axhline(0, color="#555555", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.set_xticks(list(places))
+
+
+def four_terms(figure, field) -> None:
+    """The master equation as a picture: a field (depth, token) and, beside it, what each term lets a token see."""
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
+    ax = left.add_subplot()
+    ax.imshow(field, origin="lower", aspect="auto", cmap="cividis", extent=(0, 1, 0, len(field) - 1))
+    ax.set(xlabel="position x", ylabel="depth, in steps", title="u(x, t), one feature")
+    ax.grid(visible=False)
+    for ax, (symbol, words) in zip(right.subplots(2, 2).flat, TERM_WORDS.items(), strict=True):
+        ax.set(xlim=(-0.6, 6.6), ylim=(-0.6, 1.9), xticks=[], yticks=[])
+        ax.set_title(f"$\\mathcal{{{symbol}}}$  {words}", fontsize=9, loc="left")
+        ax.grid(visible=False)
+        for side in ax.spines.values():
+            side.set_visible(False)
+        _token_row(ax, symbol)
+
+
+def _token_row(ax, symbol: str, chosen: int = 3, tokens: int = 7) -> None:
+    """Tokens in a row; arrows end at the chosen one and start at what it reads."""
+    colour = TERM_COLOURS[symbol]
+    for place in range(tokens):
+        reads = {"A": True, "R": place == chosen, "D": abs(place - chosen) == 1, "S": True}[symbol]
+        ax.plot(place, 0, "o", ms=11, mfc=colour if place == chosen else "white", mec=colour if reads else "#999999")
+        if reads and symbol in "AD" and place != chosen:
+            _arrow(ax, (place, 0), (chosen, 0), colour, -0.5 if place < chosen else 0.5)
+    if symbol == "R":
+        _arrow(ax, (chosen - 0.25, 0.2), (chosen + 0.25, 0.2), colour, -3.0, gap=0)
+    if symbol == "S":
+        ax.plot((-0.4, 6.4), (1.3, 1.3), "--", color=colour)
+        ax.text(6.4, 1.45, "mean", color=colour, ha="right", fontsize=9)
+        for place in range(tokens):
+            _arrow(ax, (place, 0), (place, 1.35), colour, 0.0)
+
+
+def _arrow(ax, start, end, colour: str, bend: float, gap: float = 7) -> None:
+    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.1, "shrinkA": gap, "shrinkB": gap}
+    ax.annotate("", end, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})

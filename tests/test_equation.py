@@ -16,9 +16,11 @@ from systems import (
     layered,
     padded,
     seeded,
+    wave,
 )
 
-from pdelab import Diffusion, Interaction, Layered, MasterEquation, Reaction, SpatialStabilization
+from pdelab import Diffusion, Interaction, Layered, MasterEquation, Reaction, SpatialStabilization, laplacian
+from pdelab.field import positions
 
 
 def averaged(first, second, s=0.5):
@@ -210,3 +212,43 @@ def test_equations_run_on_the_meta_device_and_keep_the_dtype(interpolation):
 def test_the_weights_of_an_equation_are_those_of_its_terms():
     made = seeded(lambda: MasterEquation(Interaction(WIDTH), Mixing(torch.eye(WIDTH)), Potential()))
     assert {name.split(".")[1] for name, _ in made.named_parameters()} == {"0"}
+
+
+def test_the_two_papers_are_two_presets_of_one_class():
+    later, earlier = MasterEquation.later(WIDTH, 2, 7), MasterEquation.earlier(WIDTH, 2, 7)
+    assert type(later) is type(earlier) is MasterEquation
+    assert [term.symbol for term in later.terms] == ["A", "R", "D", "S"]
+    assert [term.symbol for term in earlier.terms] == ["D", "A", "R"]
+    assert [term.leak for term in later.terms[:2]] == [True, True]
+    assert [term.leak for term in earlier.terms[1:]] == [False, False]
+
+
+def test_the_later_equation_is_the_earlier_one_less_twice_u_plus_stabilization():
+    """With α = 1, the same weights and the same D: P2's right-hand side is P1's − 2u + S."""
+    later = seeded(lambda: MasterEquation.later(WIDTH, 2, 7, diffusion=0.02, stabilization=0.5))
+    earlier = seeded(lambda: MasterEquation.earlier(WIDTH, 2, 7, diffusion=0.02))
+    u = field()
+    torch.testing.assert_close(
+        later(u), earlier(u) - 2 * u + SpatialStabilization(0.5)(u), rtol=0, atol=1e-13, check_dtype=True
+    )
+
+
+def test_the_earlier_equation_is_built_from_its_printed_parts():
+    """D∂²u + αA(u) + FFN(u) + g(x, t), part by part."""
+    made = seeded(lambda: MasterEquation.earlier(WIDTH, 2, 7, diffusion=0.02, strength=0.3, source=wave))
+    _, attention, network = made.terms
+    u, t = field(), 0.4
+    by_hand = 0.02 * laplacian(u) + 0.3 * (attention(u) / 0.3) + network.outer(torch.relu(network.inner(u)))
+    torch.testing.assert_close(made(u, t), by_hand + wave(positions(u), t), rtol=0, atol=1e-13)
+    plain = seeded(lambda: MasterEquation.earlier(WIDTH, 2, 7, diffusion=0.02))
+    torch.testing.assert_close(attention(u), 0.3 * plain.terms[1](u), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"boundary": "open"}, "boundary must be one of"), ({"activation": "swish"}, "activation must be one of")],
+)
+@pytest.mark.parametrize("preset", [MasterEquation.later, MasterEquation.earlier])
+def test_a_preset_refuses_what_its_terms_refuse(preset, options, words):
+    with pytest.raises(ValueError, match=words):
+        preset(WIDTH, 2, 7, **options)

@@ -1,4 +1,5 @@
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pdelab import plots
@@ -18,3 +19,22 @@ def test_a_logarithmic_axis_shows_the_values_that_were_measured():
     plots.label_x(ax, (8, 32, 128))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["8", "32", "128"]
     assert len(ax.get_xticks(minor=True)) == 0
+
+
+def test_stacked_bars_end_where_the_positive_and_the_negative_parts_add_up():
+    ax = Figure().add_subplot()
+    table = [[1.0, -2.0, 3.0], [0.5, 0.25, -0.25]]
+    plots.stacked_bars(ax, ("A", "S", "R"), table)
+    tops = [max(p.get_y() + p.get_height() for p in ax.patches[row::2]) for row in (0, 1)]
+    feet = [min(p.get_y() + min(p.get_height(), 0) for p in ax.patches[row::2]) for row in (0, 1)]
+    assert tops == [4.0, 0.75]
+    assert feet == [-2.0, -0.25]
+    assert ax.get_legend_handles_labels()[1] == ["A", "S", "R"]
+
+
+def test_the_picture_of_the_four_terms_names_each_of_them():
+    figure = Figure()
+    plots.four_terms(figure, [[0.0, 1.0], [1.0, 0.0]])
+    titles = " ".join(ax.get_title(loc="left") for ax in figure.findobj(Axes))
+    for word in ("interaction", "reaction", "diffusion", "stabilisation"):
+        assert word in titles

@@ -1,0 +1,162 @@
+"""Who moves the state, and who changes its energy? One step of a run, split between the terms of its equation.
+
+A step is u⁺ − u = Σ_T δ_T with δ_T = Δt · (what term T gave, at the stage where it acted), so both budgets close to
+rounding, whatever the weights: ‖u⁺ − u‖² = Σ_T ⟨δ_T, u⁺ − u⟩ and E(u⁺) − E(u) = Σ_T ⟨½(u⁺ + u), δ_T⟩.
+Norms and energies are those of `metrics.stability`: per token, averaged over the batch, padding left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pdelab.equation import Layered, MasterEquation
+from pdelab.field import Field, Mask, keep_real, lengths
+from pdelab.integrators import Euler, Integrator, LieEuler
+from pdelab.metrics.base import one_of, precise
+from pdelab.solver import Trajectory
+from pdelab.terms.base import Term
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
+
+LEAK = "−u"
+CENTRES = ("stage", "step")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One row a step, one column a symbol, in the order in which the terms act.
+
+    energy: ⟨½(w⁺ + w), δ_T⟩, a row sums to E(u⁺) − E(u).
+    motion: ⟨δ_T, u⁺ − u⟩, a row sums to ‖u⁺ − u‖².
+    size: ‖δ_T‖, which do not add up: terms may cancel.
+    """
+
+    symbols: tuple[str, ...]
+    energy: Tensor  # (step, symbol)
+    motion: Tensor  # (step, symbol)
+    size: Tensor  # (step, symbol)
+
+    def shares(self) -> Tensor:
+        """⟨δ_T, u⁺ − u⟩ / ‖u⁺ − u‖²: rows sum to 1; a term that works against the others has a negative share."""
+        return self.motion / self.motion.sum(dim=1, keepdim=True)
+
+    def leaders(self) -> tuple[str, ...]:
+        """The symbol with the largest ‖δ_T‖ of each step."""
+        return tuple(self.symbols[k] for k in self.size.argmax(dim=1).tolist())
+
+
+@torch.no_grad()
+def budget(
+    equation: MasterEquation | Layered,
+    run: Trajectory,
+    integrator: Integrator,
+    *,
+    centre: str = "stage",
+    leak: bool = False,
+) -> Budget:
+    """E(u⁺) − E(u) = Σ_T ⟨½(w⁺ + w), δ_T⟩ for every step of a run that `integrator` made with `equation`.
+
+    integrator: Euler, where every term acts on u, or LieEuler, where each acts on what the ones before it left.
+    centre: "stage", w → w⁺ is the term's own stage of the step; or "step", w = u and w⁺ = u⁺ for every term. Both sum
+    to the same; in a sweep they differ, since two terms in turn share a product that belongs to neither. For Euler
+    there is one stage, and no difference.
+    leak: count the −u of P2 eq 5 and 6 apart, under the symbol −u.
+
+    >>> from pdelab import Diffusion, MasterEquation, solve
+    >>> heat = MasterEquation(Diffusion(0.1))
+    >>> run = solve(heat, torch.tensor([[[0.0], [1.0]]]), steps=1, dt=1.0)
+    >>> [round(x, 6) for x in budget(heat, run, Euler()).energy[0].tolist()]
+    [-0.12]
+    """
+    if not isinstance(equation, MasterEquation | Layered):
+        raise ValueError(f"equation must be a MasterEquation or Layered; not {type(equation).__name__}")
+    if type(integrator) not in (Euler, LieEuler):
+        raise ValueError(
+            "integrator must be Euler() or LieEuler(), whose steps are sums over the terms; "
+            f"not {type(integrator).__name__}"
+        )
+    one_of(centre, CENTRES, "centre")
+    if not isinstance(run, Trajectory) or len(run.states) < 2 or not _is_field(run.states[0]):
+        raise ValueError("run must be a Trajectory with two states or more, made without keep")
+    rows = []
+    states = [keep_real(u, run.mask) for u in run.states]
+    for (t, after_t), (u, after) in zip(pairwise(run.times), pairwise(states), strict=True):
+        stages = list(_stages(equation, integrator, u, t, after_t - t, run.mask, leak))
+        _check_step(stages, u, after)
+        rows.append(_row(stages, u, after, run.mask, centre))
+    symbols = tuple(dict.fromkeys(symbol for row in rows for symbol in row))
+
+    def table(number: int) -> Tensor:
+        zero = rows[0][next(iter(rows[0]))][number] * 0
+        return torch.stack([torch.stack([row[s][number] if s in row else zero for s in symbols]) for row in rows])
+
+    return Budget(symbols, table(0), table(1), table(2))
+
+
+def _is_field(state: object) -> bool:
+    return isinstance(state, Tensor) and state.ndim == 3
+
+
+Stage = tuple[str, Field, Field, Field]  # symbol, δ_T, and the states w, w⁺ before and after the stage
+
+
+def _stages(
+    equation: MasterEquation | Layered,
+    integrator: Integrator,
+    u: Field,
+    t: float,
+    dt: float,
+    mask: Mask | None,
+    leak: bool,
+) -> Iterator[Stage]:
+    start, rest = u, []
+    for term in equation.at(t).terms:
+        rate = term(start, t, mask)
+        parts = _parts(term, start, rate, mask, leak)
+        if type(integrator) is LieEuler:
+            after = start + dt * rate
+            yield from ((symbol, dt * part, start, after) for symbol, part in parts)
+            start = after
+        else:
+            rest += [(symbol, dt * part) for symbol, part in parts]
+    if rest:
+        after = u + sum(part for _, part in rest)
+        yield from ((symbol, part, u, after) for symbol, part in rest)
+
+
+def _parts(term: Term, u: Field, rate: Field, mask: Mask | None, leak: bool) -> list[tuple[str, Field]]:
+    if leak and isinstance(term, Interaction | Reaction) and term.leak:
+        kept = keep_real(u, mask)
+        return [(term.symbol, rate + kept), (LEAK, -kept)]
+    return [(term.symbol, rate)]
+
+
+def _check_step(stages: list[Stage], u: Field, after: Field) -> None:
+    """The run must be the one that this equation and this integrator make."""
+    parts = [part for _, part, _, _ in stages]
+    scale = sum(x.abs().amax() for x in (u, after, *parts))
+    if (u + sum(parts) - after).abs().amax() > 1e3 * torch.finfo(u.dtype).eps * scale:
+        raise ValueError(
+            "run was not made by this equation and integrator: a step from its states leads elsewhere "
+            "(a model's final norm changes its last state, too)"
+        )
+
+
+def _row(stages: list[Stage], u: Field, after: Field, mask: Mask | None, centre: str) -> dict[str, tuple[Tensor, ...]]:
+    """symbol -> energy, motion and size, with the stages of one symbol added."""
+    whole = after - u
+    energy: dict[str, Tensor] = {}
+    parts: dict[str, Field] = {}
+    for symbol, part, before, behind in stages:
+        middle = (before + behind) / 2 if centre == "stage" else (u + after) / 2
+        energy[symbol] = energy.get(symbol, 0) + _product(middle, part, mask)
+        parts[symbol] = parts.get(symbol, 0) + part
+    return {s: (energy[s], _product(p, whole, mask), _product(p, p, mask).sqrt()) for s, p in parts.items()}
+
+
+def _product(u: Field, v: Field, mask: Mask | None) -> Tensor:
+    """⟨u, v⟩ = (1/N) Σ_i u_i · v_i, averaged over the batch."""
+    return ((precise(u) * precise(v)).sum(dim=(1, 2), keepdim=True) / lengths(precise(u), mask)).mean()

@@ -1,0 +1,191 @@
+import math
+
+import pytest
+import torch
+from systems import SEQUENCES, WIDTH, equation, field, layered, model, padded, seeded
+
+from pdelab import (
+    RK4,
+    Diffusion,
+    Euler,
+    Heun,
+    Interaction,
+    Layered,
+    LayerNormRate,
+    LieEuler,
+    MasterEquation,
+    Reaction,
+    Strang,
+    Trajectory,
+    from_torch,
+    simulator,
+    solve,
+    transformer,
+)
+from pdelab.metrics.base import per_layer
+from pdelab.metrics.budget import budget
+from pdelab.metrics.stability import energy
+
+SCHEMES = (Euler, LieEuler)
+
+
+def motion(run):
+    """‖u⁺ − u‖² per token, averaged over the batch: twice the energy of the difference."""
+    return torch.stack([2 * energy(b - a, run.mask) for a, b in zip(run.states, run.states[1:], strict=False)])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("centre", ["stage", "step"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_shares_sum_to_the_change_of_energy_and_to_the_motion(scheme, centre, masked):
+    u, mask = padded() if masked else (field(), None)
+    f = layered(4)
+    run = solve(f, u, steps=4, dt=0.1, integrator=scheme(), mask=mask)
+    found = budget(f, run, scheme(), centre=centre)
+    assert found.symbols == ("A", "R", "D", "S")
+    torch.testing.assert_close(found.energy.sum(dim=1), per_layer(energy, run).diff(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.motion.sum(dim=1), motion(run), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found.shares().sum(dim=1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("centre", ["stage", "step"])
+def test_the_budget_of_a_post_norm_transformer_closes(centre):
+    made = seeded(lambda: transformer(WIDTH, 3, 2, 6, norm="post"), spread=0.4)
+    u, mask = padded()
+    run = made.trajectory(u, mask)
+    found = budget(made.equation, run, made.integrator, centre=centre)
+    assert found.symbols == ("A", "S", "R")
+    torch.testing.assert_close(found.energy.sum(dim=1), per_layer(energy, run).diff(), rtol=0, atol=1e-12)
+
+
+def test_the_budget_of_torch_s_own_encoder_closes():
+    encoder = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(WIDTH, 2, 6, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False
+    ).double()
+    made = from_torch(encoder)
+    run = made.trajectory(field())
+    torch.testing.assert_close(run.final, encoder(field()), rtol=0, atol=1e-10)
+    found = budget(made.equation, run, made.integrator)
+    torch.testing.assert_close(found.energy.sum(dim=1), per_layer(energy, run).diff(), rtol=0, atol=1e-12)
+
+
+def test_each_stage_of_a_sweep_is_charged_with_the_energy_it_changed():
+    """Computed by hand: the energy after every stage of A, S, R, S."""
+    made = seeded(lambda: transformer(WIDTH, 1, 2, 6, norm="post"), spread=0.4)
+    u = field()
+    energies = [energy(u)]
+    for term in made.equation.equations[0].terms:
+        u = u + term(u)
+        energies.append(energy(u))
+    a, s1, r, s2 = torch.stack(energies).diff()
+    found = budget(made.equation, made.trajectory(field()), LieEuler())
+    torch.testing.assert_close(found.energy[0], torch.stack([a, s1 + s2, r]), rtol=0, atol=1e-13)
+
+
+def test_euler_s_shares_are_the_rate_times_the_midpoint():
+    f, u = equation(), field()
+    run = solve(f, u, steps=1, dt=0.1)
+    found = budget(f, run, Euler())
+    middle = (run.states[0] + run.states[1]) / 2
+    for number, rate in enumerate(f.rates(u).values()):
+        expected = 0.1 * (middle * rate).sum(dim=-1).mean()
+        torch.testing.assert_close(found.energy[0, number], expected.detach(), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            found.size[0, number], 0.1 * rate.square().sum(dim=-1).mean().sqrt().detach(), rtol=1e-12, atol=0
+        )
+
+
+def test_with_one_stage_both_centres_agree_and_in_a_sweep_they_do_not():
+    f = equation()
+    same = [budget(f, solve(f, field(), steps=2, dt=0.1), Euler(), centre=c).energy for c in ("stage", "step")]
+    torch.testing.assert_close(*same, rtol=0, atol=1e-14)
+    run = solve(f, field(), steps=2, dt=0.1, integrator=LieEuler())
+    stage, step = (budget(f, run, LieEuler(), centre=c).energy for c in ("stage", "step"))
+    assert (stage - step).abs().max() > 1e-4
+
+
+def test_diffusion_between_reflecting_ends_loses_energy_and_keeps_no_mean_busy():
+    f = MasterEquation(Diffusion(0.01))
+    run = solve(f, field(tokens=6), steps=3, dt=0.1)
+    assert (budget(f, run, Euler()).energy < 0).all()
+    still = solve(f, torch.ones(1, 6, 2, dtype=torch.float64), steps=1, dt=0.1)
+    assert budget(f, still, Euler()).size.item() == 0
+
+
+def test_the_two_leaks_are_one_column_that_takes_two_dt_u():
+    f = seeded(lambda: MasterEquation(Interaction(WIDTH, leak=True), Reaction(WIDTH, 6, leak=True)), spread=0.4)
+    run = solve(f, field(), steps=2, dt=0.2)
+    found = budget(f, run, Euler(), leak=True)
+    assert found.symbols == ("A", "−u", "R")
+    lengths = torch.stack([u.square().sum(dim=-1).mean().sqrt() for u in run.states[:-1]])
+    torch.testing.assert_close(found.size[:, 1], 0.4 * lengths, rtol=1e-12, atol=0)
+    together = budget(f, run, Euler())
+    assert together.symbols == ("A", "R")
+    torch.testing.assert_close(found.energy.sum(dim=1), together.energy.sum(dim=1), rtol=0, atol=1e-13)
+
+
+def test_padding_counts_nothing():
+    f = layered(2)
+    u, mask = padded(fill=math.nan)
+    whole = budget(f, solve(f, u, steps=2, dt=0.1, integrator=LieEuler(), mask=mask), LieEuler())
+    alone = [budget(f, solve(f, one, steps=2, dt=0.1, integrator=LieEuler()), LieEuler()) for one in SEQUENCES]
+    torch.testing.assert_close(whole.energy, sum(one.energy for one in alone) / len(alone), rtol=0, atol=1e-13)
+    torch.testing.assert_close(whole.motion, sum(one.motion for one in alone) / len(alone), rtol=0, atol=1e-13)
+
+
+def test_what_a_padded_place_holds_is_not_looked_at():
+    f = layered(2)
+    u, mask = padded(fill=0.0)
+    run = solve(f, u, steps=2, dt=0.1, mask=mask)
+    spoilt = [torch.where(mask.unsqueeze(-1), state, torch.nan) for state in run.states]
+    other = Trajectory(run.times, tuple(spoilt), spoilt[-1], run.status, mask=mask)
+    torch.testing.assert_close(budget(f, other, Euler()).energy, budget(f, run, Euler()).energy, rtol=0, atol=0)
+
+
+def test_a_layer_without_a_term_has_a_zero_there():
+    first, second = MasterEquation(Diffusion(0.01)), MasterEquation(LayerNormRate(WIDTH).double())
+    f = Layered([first, second], 0.1)
+    found = budget(f, solve(f, field(), steps=2, dt=0.1), Euler())
+    assert found.symbols == ("D", "S")
+    assert found.size[0, 1] == found.size[1, 0] == 0
+    assert found.leaders() == ("D", "S")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_dtype_follows_the_run_and_no_graph_is_kept(dtype):
+    made = simulator("printed", WIDTH, 3, 2, 7).to(dtype)
+    run = made.trajectory(field(dtype=dtype))
+    found = budget(made.equation, run, made.integrator)
+    assert found.energy.dtype is dtype
+    assert not found.energy.requires_grad
+    rounding = 100 * torch.finfo(dtype).eps * per_layer(energy, run).max()
+    assert (found.energy.sum(dim=1) - per_layer(energy, run).diff()).abs().max() < rounding
+
+
+def refused(f, run, integrator, words, **options):
+    with pytest.raises(ValueError, match=words):
+        budget(f, run, integrator, **options)
+
+
+@pytest.mark.parametrize("integrator", [Heun(), RK4(), Strang()])
+def test_a_scheme_that_is_no_sum_over_the_terms_is_refused(integrator):
+    f = equation()
+    refused(f, solve(f, field(), steps=1, dt=0.1, integrator=integrator), integrator, "integrator must be Euler")
+
+
+def test_what_does_not_belong_together_is_refused():
+    f, u = equation(), field()
+    run = solve(f, u, steps=2, dt=0.1)
+    refused(f, run, LieEuler(), "run was not made by this equation and integrator")
+    refused(equation(seed=1), run, Euler(), "run was not made by this equation and integrator")
+    refused(lambda u: -u, run, Euler(), "equation must be a MasterEquation or Layered")
+    refused(f, run, Euler(), "centre must be one of stage, step", centre="middle")
+    refused(f, solve(f, u, steps=2, dt=0.1, keep=torch.linalg.norm), Euler(), "made without keep")
+    refused(f, Trajectory.of([u]), Euler(), "two states or more")
+    linear = layered(3, interpolation="linear")
+    refused(linear, solve(linear, u, steps=3, dt=0.1), Euler(), "needs interpolation='constant'")
+
+
+def test_a_final_norm_is_no_step_of_the_equation():
+    made = model("causal transformer, final norm")
+    refused(made.equation, made.trajectory(field()), made.integrator, "final norm")
