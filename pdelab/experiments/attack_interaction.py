@@ -107,6 +107,12 @@ def contraction_ratio(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
     return torch.where(factor > SMALLEST, ratio, torch.zeros_like(ratio))
 
 
+def skip_ratio(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
+    """(1 − ‖V‖ tanh(‖A‖δ²/4)) δ / diam(u + Att(u)): what a skip connection must leave, over what it leaves."""
+    delta = clustering.diameter(u)
+    return (1 - norm2(V) * clustering.factor(delta, A)) * delta / clustering.diameter(u + attention(u, A, V))
+
+
 def step_ratio(u: Tensor, A: Tensor, odds: Tensor) -> Tensor:
     """diam(u⁺) / ((1 − Δt(1 − tanh(‖A‖δ²/4))) δ) for u⁺ = u + Δt(Att(u) − u), V = I, Δt = sigmoid(odds)."""
     delta, dt = clustering.diameter(u), odds.sigmoid()
@@ -122,7 +128,7 @@ def causal_ratio(u: Tensor, A: Tensor) -> Tensor:
 
 
 def attack_spread(kind: str, seed: int, batch: int = 64, steps: int = 100) -> Tensor:
-    """The worst ratio of each start, for one of fluctuation, mixing, contraction, step, causal."""
+    """The worst ratio of each start, for one of `SPREAD`."""
     found = []
     for tokens, width in SHAPES:
         name = kind, tokens, width
@@ -135,6 +141,7 @@ def attack_spread(kind: str, seed: int, batch: int = 64, steps: int = 100) -> Te
             "fluctuation": (fluctuation_ratio, (u, A, V)),
             "mixing": (mixing_ratio, (logits, u)),
             "contraction": (contraction_ratio, (u, A, V)),
+            "skip": (skip_ratio, (u, A, V)),
             "step": (step_ratio, (u, A, odds)),
             "causal": (causal_ratio, (u, A)),
         }[kind]
@@ -142,7 +149,7 @@ def attack_spread(kind: str, seed: int, batch: int = 64, steps: int = 100) -> Te
     return torch.cat(found)
 
 
-SPREAD = ("fluctuation", "mixing", "contraction", "step", "causal")
+SPREAD = ("fluctuation", "mixing", "contraction", "skip", "step", "causal")
 
 # The law of the angle
 

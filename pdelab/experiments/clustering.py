@@ -44,7 +44,7 @@ def factor(delta: Tensor, A: Tensor) -> Tensor:
 
 
 def causal_factor(u: Tensor, A: Tensor) -> Tensor:
-    """1 − 1/(1 + (N−1)e^β), β = ‖A‖ max|u_i| diam(u): what causal attention leaves of max_k|u_k − u_0|, V = I, N ≥ 2."""
+    """1 − 1/(1 + (N−1)e^β), β = ‖A‖ max|u_i| diam(u): what causal attention with V = I leaves of max_k|u_k − u_0|."""
     spread = norm2(A) * u.norm(dim=-1).amax(dim=-1) * diameter(u)
     return torch.sigmoid(spread + math.log(u.shape[-2] - 1))  # the same, and no overflow
 
@@ -153,7 +153,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 
 
 def sphere_rate(u: Tensor, beta: float | Tensor, sign: float = 1.0) -> Tensor:
-    """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I on the sphere."""
+    """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I."""
     gram = u @ u.transpose(-1, -2)
     pull = sign * (beta * gram).softmax(dim=-1) @ u
     return pull - (pull * u).sum(dim=-1, keepdim=True) * u
