@@ -153,32 +153,31 @@ SPREAD = ("fluctuation", "mixing", "contraction", "skip", "step", "causal")
 
 # The law of the angle
 
-WRONG = ("even_weights", "one_side")
+LAWS = {
+    "law": clustering.angle_law,
+    # p_ij = 1/n whatever the angle
+    "even_weights": lambda gamma, beta, n, sign: sign * 2 * (1 - gamma) * (1 + (n - 1) * gamma) / n,
+    # as if only one of the two tokens moved
+    "one_side": lambda gamma, beta, n, sign: clustering.angle_law(gamma, beta, n, sign) / 2,
+}
+WRONG = tuple(name for name in LAWS if name != "law")
 
 
-def disagreement(measured: Tensor, law: Tensor) -> Tensor:
-    """1 + |measured − law| / |law|: 1 where they agree."""
-    return 1 + (measured - law).abs() / law.abs()
-
-
-def angles(log_beta: Tensor, odds: Tensor, n: int, sign: float, wrong: str = "") -> Tensor:
-    """How far d⟨u_1, u_2⟩/dt of n tokens with equal angles is from the law, or from a wrong one."""
+def angle_ratio(log_beta: Tensor, odds: Tensor, n: int, sign: float, law: str = "law") -> Tensor:
+    """1 + |measured − law| / |law| for d⟨u_1, u_2⟩/dt of n tokens with equal angles; 1 where rounding would decide."""
     beta, lowest = log_beta.exp(), -1 / (n - 1)
-    gamma = lowest + (0.99 - lowest) * (0.01 + 0.98 * odds.sigmoid())  # away from both ends, where the rate is 0
+    gamma = lowest + (1 - lowest) * (0.01 + 0.98 * odds.sigmoid())  # away from both ends, where the rate is 0
     measured = clustering.angle_rate(clustering.equal_angles(n, gamma), beta[:, None, None], sign)
-    law = clustering.angle_law(gamma, beta, n, sign)
-    if wrong == "even_weights":  # p_ij = 1/n whatever the angle
-        law = sign * 2 * (1 - gamma) * (1 + (n - 1) * gamma) / n
-    if wrong == "one_side":  # as if only one of the two tokens moved
-        law = law / 2
-    return disagreement(measured, law)
+    wanted = LAWS[law](gamma, beta, n, sign)
+    ratio = 1 + (measured - wanted).abs() / wanted.abs()
+    return torch.where(clustering.angle_law(gamma, beta, n).abs() > SMALLEST, ratio, torch.ones_like(ratio))
 
 
-def attack_angles(seed: int, batch: int = 64, steps: int = 30, wrong: str = "") -> Tensor:
+def attack_angles(seed: int, batch: int = 64, steps: int = 30, law: str = "law") -> Tensor:
     found = []
     for n, sign in ((2, 1.0), (3, -1.0), (8, 1.0)):
         start = (normal(seed, "angles", n, k, size=(batch,)) for k in ("β", "γ"))
-        found.append(ascend(lambda *x, n=n, s=sign: angles(*x, n, s, wrong), *start, steps=steps))
+        found.append(ascend(lambda *x, n=n, s=sign: angle_ratio(*x, n, s, law), *start, steps=steps))
     return torch.cat(found)
 
 
@@ -191,9 +190,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     corrected = {"midpoint": attack_midpoint(seed), "sample": attack_sample(seed)}
     corrected |= {kind: attack_spread(kind, seed) for kind in SPREAD}
     corrected["angle_law"] = attack_angles(seed)
-    wrong = {
-        f"wrong_{name.replace(' ', '_')}": attack_angles(seed, wrong=name) for name in ("even weights", "one side")
-    }
+    wrong = {f"wrong_{law}": attack_angles(seed, law=law) for law in WRONG}
     return attack_result(
         "attack_interaction",
         scale,
