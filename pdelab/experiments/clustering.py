@@ -156,7 +156,8 @@ def sphere_rate(u: Tensor, beta: float | Tensor, sign: float = 1.0) -> Tensor:
     """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I."""
     gram = u @ u.transpose(-1, -2)
     pull = sign * (beta * gram).softmax(dim=-1) @ u
-    return pull - (pull * u).sum(dim=-1, keepdim=True) * u
+    # divided by |u|² = 1, or rounding off the sphere would grow where V = −I
+    return pull - (pull * u).sum(dim=-1, keepdim=True) / (u * u).sum(dim=-1, keepdim=True) * u
 
 
 def equal_angles(n: int, gamma: float | Tensor) -> Tensor:

@@ -115,6 +115,11 @@ def test_the_flow_on_the_sphere_is_tangent():
     assert (rate * u).sum(dim=-1).abs().max() < 1e-14
 
 
+def test_lengths_stay_one_also_where_tokens_repel():
+    u = clustering.follow_tokens(clustering.equal_angles(3, 0.3), 1.0, [0.0, 6.0, 12.0], 240, -1.0)[-1]
+    assert u.norm(dim=-1).numpy() == pytest.approx(1, abs=1e-8)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("n", "beta", "gamma"), [(2, 1.0, 0.1), (5, 4.0, 0.0), (8, 0.5, -0.1)])
 def test_tokens_with_equal_angles_follow_the_law_and_keep_equal_angles(n, beta, gamma, sign):
