@@ -26,6 +26,7 @@ _EXPORTS = {
     "Reaction": "terms.reaction",
     "Result": "results",
     "Settings": "training",
+    "SharedOutputInteraction": "terms.interaction",
     "SpatialStabilization": "terms.stabilization",
     "Status": "solver",
     "Store": "results",

@@ -22,6 +22,7 @@ from pdelab import (
     MasterEquation,
     PreNorm,
     Reaction,
+    SharedOutputInteraction,
     SpatialStabilization,
     Strang,
     simulator,
@@ -71,6 +72,10 @@ TERMS = {
     "interaction": lambda: Interaction(WIDTH, 2),
     "interaction with leak": lambda: Interaction(WIDTH, 1, leak=True, strength=0.7, bias=False),
     "causal interaction": lambda: Interaction(WIDTH, 2, causal=True),
+    "interaction with shared output": lambda: SharedOutputInteraction(WIDTH, 3),
+    "interaction with shared output, narrow": lambda: SharedOutputInteraction(
+        WIDTH, 3, head_width=2, leak=False, causal=True, bias=True
+    ),
     "reaction": lambda: Reaction(WIDTH, 7, activation="gelu"),
     "reaction with leak and source": lambda: Reaction(WIDTH, 7, activation="tanh", leak=True, source=wave),
     "diffusion, reflecting": lambda: Diffusion(COEFFICIENTS["number"]),

@@ -31,6 +31,8 @@ RUNS = {
     "budgets": ("budgets", "run"),
     "dial": ("dial", "run"),
     "attack_master": ("attack_master", "run"),
+    "collapse": ("clustering", "run"),
+    "attack_interaction": ("attack_interaction", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),

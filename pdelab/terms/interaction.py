@@ -36,15 +36,15 @@ class Interaction(Term):
         super().__init__()
         if width < 1 or heads < 1 or width % heads:
             raise ValueError(f"heads must divide width; {heads} heads do not divide width {width}")
-        self.width, self.heads = width, heads
+        self.width, self.heads, self.head_width = width, heads, width // heads
         self.leak, self.causal, self.strength = leak, causal, strength
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
     def _split(self, u: Field) -> tuple[Tensor, Tensor, Tensor]:
         batch, tokens, _ = u.shape
-        parts = self.qkv(u).view(batch, tokens, 3, self.heads, self.width // self.heads)
-        return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, width / heads)
+        parts = self.qkv(u).view(batch, tokens, 3, self.heads, self.head_width)
+        return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head width)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_width(u, self.width)
@@ -53,8 +53,12 @@ class Interaction(Term):
         allowed = self._allowed(u, mask)
         # is_causal alone lets the fused kernel run; with a mask both go into one
         mixed = scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal and allowed is None)
+        return keep_real(self._join(mixed, u), mask)
+
+    def _join(self, mixed: Tensor, u: Field) -> Field:
+        """The rate from what each head has read, (batch, head, token, head width)."""
         rate = self.strength * self.out(mixed.transpose(1, 2).flatten(2))  # (batch, token, width)
-        return keep_real(rate - u if self.leak else rate, mask)
+        return rate - u if self.leak else rate
 
     def _allowed(self, u: Field, mask: Mask | None) -> Tensor | None:
         """Which j each i may see, or None for all (or for causal without padding): (batch, 1, 1 or token, token)."""
@@ -80,3 +84,38 @@ class Interaction(Term):
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
         return scores.softmax(dim=-1)
+
+
+class SharedOutputInteraction(Interaction):
+    """A[u]_i = W_O Σ_h (Σ_j P^h_ij W_Vʰ u_j − u_i): one W_O for all heads, as printed.  (P2 eq 19 with eq 5)
+
+    Here to be tested; a Transformer has `Interaction`. leak=True is the −u that eq 5 gives to every head, so that the
+    sum holds −H W_O u. It needs heads as wide as u; narrower ones, head_width < width, are read without it, and then
+    the rate has rank head_width at most.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        *,
+        head_width: int | None = None,
+        leak: bool = True,
+        causal: bool = False,
+        bias: bool = False,
+    ):
+        super().__init__(width, causal=causal, bias=bias)
+        head_width = width if head_width is None else head_width
+        if heads < 1 or not 1 <= head_width <= width:
+            raise ValueError(
+                f"heads must be at least 1 and head_width between 1 and {width}; not {heads} and {head_width}"
+            )
+        if leak and head_width != width:
+            raise ValueError(f"leak takes u, of width {width}, from a head of width {head_width}; set leak=False")
+        self.heads, self.head_width, self.leak = heads, head_width, leak
+        self.qkv = nn.Linear(width, 3 * heads * head_width, bias=bias)
+        self.out = nn.Linear(head_width, width, bias=bias)
+
+    def _join(self, mixed: Tensor, u: Field) -> Field:
+        total = mixed.sum(dim=1)  # over the heads: (batch, token, head width)
+        return self.out(total - self.heads * u if self.leak else total)

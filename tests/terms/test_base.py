@@ -17,6 +17,8 @@ MOVED = {
     "interaction": (ALL_TOKENS, ALL_FEATURES),
     "interaction with leak": (ALL_TOKENS, ALL_FEATURES),
     "causal interaction": ({2, 3, 4}, ALL_FEATURES),
+    "interaction with shared output": (ALL_TOKENS, ALL_FEATURES),
+    "interaction with shared output, narrow": ({2, 3, 4}, ALL_FEATURES),
     "reaction": ({2}, ALL_FEATURES),
     "reaction with leak and source": ({2}, ALL_FEATURES),
     "diffusion, reflecting": ({1, 2, 3}, {1}),

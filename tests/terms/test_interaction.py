@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from systems import SEQUENCES, WIDTH, field, padded, seeded
 from torch import nn
 
-from pdelab import Interaction, PreNorm
+from pdelab import Interaction, PreNorm, SharedOutputInteraction
 
 
 def interaction(**options):
@@ -172,3 +172,55 @@ def test_heads_that_do_not_divide_the_width_are_refused(width, heads):
 def test_weights_refuse_what_is_not_a_field_of_their_width(u, wrap):
     with pytest.raises(ValueError, match=r"^u "):
         wrap(Interaction(WIDTH)).weights(u)
+
+
+# P2 eq 19 as printed: one output matrix for all heads.
+
+
+def shared(**options):
+    return seeded(lambda: SharedOutputInteraction(WIDTH, options.pop("heads", 3), **options), spread=0.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"leak": False}, {"leak": False, "head_width": 2}, {"causal": True}])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_shared_output_is_that_of_the_formula(options, masked):
+    term = shared(**options)
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+    values = (u @ term.qkv.weight[2 * 3 * term.head_width :].T).split(term.head_width, dim=-1)
+    heads = [P @ value for P, value in zip(term.weights(u, mask).unbind(1), values, strict=True)]
+    rate = sum(head - u if term.leak else head for head in heads) @ term.out.weight.T
+    real = mask if masked else torch.ones(u.shape[:2], dtype=torch.bool)
+    torch.testing.assert_close(term(u, mask=mask)[real], rate[real], rtol=0, atol=1e-12)
+
+
+def test_with_one_full_head_and_no_leak_both_forms_are_the_same():
+    term, usual = shared(heads=1, leak=False), interaction(heads=1, bias=False)
+    usual.load_state_dict(term.state_dict())
+    torch.testing.assert_close(term(field()), usual(field()), rtol=0, atol=0)
+
+
+def test_without_values_the_printed_sum_is_minus_h_times_the_output_of_u():
+    term, u = shared(heads=5), field()
+    with torch.no_grad():
+        term.qkv.weight[2 * 5 * WIDTH :] = 0
+    torch.testing.assert_close(term(u), -5 * u @ term.out.weight.T, rtol=0, atol=1e-12)
+
+
+def test_narrow_heads_with_a_shared_output_have_the_rank_of_one_head():
+    u = field(1, 12)
+    assert torch.linalg.matrix_rank(shared(head_width=2, leak=False)(u)[0]) == 2
+    assert torch.linalg.matrix_rank(interaction(bias=False)(u)[0]) == WIDTH
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"heads": 0}, "heads must be at least 1"),
+        ({"head_width": 0, "leak": False}, "head_width between 1 and 4"),
+        ({"head_width": WIDTH + 1, "leak": False}, "head_width between 1 and 4"),
+        ({"head_width": 2}, "set leak=False"),
+    ],
+)
+def test_a_shared_output_refuses_heads_that_do_not_fit(options, words):
+    with pytest.raises(ValueError, match=words):
+        SharedOutputInteraction(WIDTH, **options)
