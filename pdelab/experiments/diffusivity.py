@@ -4,7 +4,9 @@ A small Transformer is trained on digits, rows as tokens. At every layer, exampl
 D(x) = ½ Σ_y (y − x)² (1/d) tr J(x, y) is read off Jacobians: of the feed-forward network, of attention, and of the
 whole layer, which holds both and the LayerNorms. Then
 
-- log|D| of the layer is regressed on the logarithms of the three factors of P2 eq 8, and on layer indicators alone;
+- log|D| of the layer is regressed on the logarithms of the three factors of P2 eq 8, and on layer indicators alone. Two
+  regressions tell what an exponent of the trace means: one with both (is it only that layers differ?), and one for the D
+  of the same layer without its feed-forward network, which the trace cannot cause;
 - attention's D is compared with ½ Σ_h m₂ʰ tr(V_h)/d and with the exact formula, `attention_diffusivity`.
 
 The control is the same model before training.
@@ -120,6 +122,7 @@ def look(model: Model, x: Tensor) -> Figures:
     full = full + values
     log_slope = torch.cat([slope.flatten()] * len(found)).log()
     number = torch.arange(len(found)).repeat_interleave(found[0]["layer"].numel())
+    indicators = [(number == n).double() for n in range(1, len(found))]
     figures: Figures = {
         "ffn_off_diagonal": max(layer["off_diagonal"].item() for layer in found),
         "ffn_diffusivity": max(layer["ffn"].abs().max().item() for layer in found),
@@ -134,8 +137,14 @@ def look(model: Model, x: Tensor) -> Figures:
         "values_sign_agreement": same_sign(values, attention),
         "full_correlation": correlation(full, attention),
         "full_relative_error": ((full - attention).norm() / attention.norm()).item(),
-        "layer_indicators_r2": regress(D.abs().log(), [(number == n).double() for n in range(1, len(found))])[1],
+        "layer_indicators_r2": regress(D.abs().log(), indicators)[1],
     }
+    factors = [log_slope, all_of("trace").abs().log(), all_of("variance_moment").log()]
+    within, within_r2 = regress(D.abs().log(), [*factors, *indicators])
+    without, _ = regress(all_of("without_ffn").abs().log(), factors)
+    figures["within_layers_r2"] = within_r2
+    for k, name in enumerate(("slope", "trace", "variance")):
+        figures |= {f"within_layers_exponent_{name}": within[k], f"without_ffn_exponent_{name}": without[k]}
     (alone,), alone_r2 = regress(D.abs().log(), [all_of("variance_moment").log()])
     figures |= {"moment_alone_exponent": alone, "moment_alone_r2": alone_r2}
     for reading in READINGS:
