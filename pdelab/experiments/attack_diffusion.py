@@ -13,9 +13,11 @@ D ≈ Vτ/2|P'|² is asymptotic; the search breaks its hypotheses one at a time.
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdelab.experiments import position_kernel
 from pdelab.experiments.adversary import ascend, attack_result, norm2
@@ -31,8 +33,17 @@ from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 
+Module = TypeVar("Module", bound=nn.Module)
+
 GRIDS = (4, 5, 8, 9)
 NEAR_LAW = (0.9, 1.1)  # m₂|P'|²/τ within ten per cent of 1
+
+
+def drawn(build: Callable[[], Module], seed: int) -> Module:
+    """build() with weights that follow from the seed alone, in double precision and not to be trained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        return build().double().requires_grad_(False)
 
 
 def taylor_ratio(x: Tensor, y: Tensor, p: Tensor, c: Tensor, V: Tensor) -> Tensor:
@@ -161,9 +172,7 @@ def attack_formula(seed: int, batch: int = 4, draws: int = 8) -> tuple[Tensor, T
     """Relative error of D = values + scores, and of the values alone, for random attention on random fields."""
     full, part = [], []
     for draw in range(draws):
-        with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(1000 * seed + draw)
-            term = Interaction(6, 1 + draw % 3, causal=draw % 2 == 1).double().requires_grad_(False)
+        term = drawn(lambda k=draw: Interaction(6, 1 + k % 3, causal=k % 2 == 1), 1000 * seed + draw)
         u = 2 * normal(seed, "formula", draw, size=(batch, 7, 6))
         measured, (values, scores) = diffusivity(jacobian(term, u)), attention_diffusivity(term, u)
         full.append((values + scores - measured).norm() / measured.norm())
@@ -175,10 +184,8 @@ def attack_locality(seed: int, draws: int = 8) -> tuple[Tensor, Tensor]:
     """The largest Jacobian entry between two tokens: of u ↦ FFN(u + P) with large weights, and of attention."""
     ffn, attention = [], []
     for draw in range(draws):
-        with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(1000 * seed + draw)
-            kind = ("relu", "gelu", "tanh")[draw % 3]
-            terms = [m.double().requires_grad_(False) for m in (Reaction(6, 24, activation=kind), Interaction(6, 2))]
+        kind, number = ("relu", "gelu", "tanh")[draw % 3], 1000 * seed + draw
+        terms = drawn(lambda k=kind: nn.ModuleList([Reaction(6, 24, activation=k), Interaction(6, 2)]), number)
         u, P = (10 ** (draw % 3) * normal(seed, "local", k, draw, size=(1, 8, 6)) for k in "uP")
         for found, term in zip((ffn, attention), terms, strict=True):
             found.append(largest_off_diagonal(jacobian(lambda v, f=term, P=P: f(v + P), u)))

@@ -4,9 +4,9 @@ A small Transformer is trained on digits, rows as tokens. At every layer, exampl
 D(x) = ½ Σ_y (y − x)² (1/d) tr J(x, y) is read off Jacobians: of the feed-forward network, of attention, and of the
 whole layer, which holds both and the LayerNorms. Then
 
-- log|D| of the layer is regressed on the logarithms of the three factors of P2 eq 8, and on layer indicators alone. Two
-  regressions tell what an exponent of the trace means: one with both (is it only that layers differ?), and one for the D
-  of the same layer without its feed-forward network, which the trace cannot cause;
+- log|D| of the layer is regressed on the logarithms of the three factors of P2 eq 8, and on layer indicators alone.
+  Two more regressions tell what an exponent of the trace means: one with both (do the layers merely differ?), and one
+  for the D of the same layer without its feed-forward network, which the trace cannot cause;
 - attention's D is compared with ½ Σ_h m₂ʰ tr(V_h)/d and with the exact formula, `attention_diffusivity`.
 
 The control is the same model before training.

@@ -27,9 +27,7 @@ def one_thread():
 
 
 def seeded(build_term, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_term().double().requires_grad_(False)
+    return attack_diffusion.drawn(build_term, seed)
 
 
 def ffn(activation="tanh", seed=0, width=4):
