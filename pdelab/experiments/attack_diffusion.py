@@ -123,11 +123,10 @@ def kernel_ratios(omega: Tensor, r: Tensor, tau: Tensor) -> tuple[Tensor, Tensor
     m2 = (score.softmax(dim=-1) * r**2).sum(-1)
     g = omega.square().mean(dim=-1)
     Z = omega.amax(dim=-1) * r.abs().amax(dim=-1)
-
-    def gaussian(g: Tensor) -> Tensor:
-        return ((-(g / tau).unsqueeze(-1) * r**2 / 2).softmax(dim=-1) * r**2).sum(-1)
-
-    return gaussian(g) / m2, m2 / gaussian(g * torch.sin(Z) / Z)
+    low, high = (
+        position_kernel.gaussian_moment(r, c.unsqueeze(-1), tau.unsqueeze(-1)) for c in (g, g * torch.sin(Z) / Z)
+    )
+    return low / m2, m2 / high
 
 
 def attack_kernel(seed: int, batch: int = 64, steps: int = 150) -> tuple[Tensor, Tensor]:

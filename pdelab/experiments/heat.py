@@ -88,12 +88,6 @@ def spread(u: Field) -> float:
     return (weight * (x - weight @ x) ** 2).sum().item()
 
 
-def fine_growth(tokens: int, D: float, time: float) -> float:
-    """How much the exact flow enlarges a random field of N tokens in a given time: without bound in N if D < 0."""
-    u = normal(0, "growth", tokens, size=(1, tokens, 1))
-    return (Diffusion(D).exact(u, time).norm() / u.norm()).item()
-
-
 def spreading(boundary: str, scheme: str, ratio: float, *, tokens: int = 32, time: float = 0.02) -> list[Field]:
     """A bump after 0, ¼, ½, ¾ and all of the time, with steps of `ratio` times the grid's own limit (at least four).
 

@@ -57,8 +57,8 @@ def second_moment(r: Tensor, p: Tensor) -> float:
     return (p * r**2).sum().item()
 
 
-def gaussian_moment(r: Tensor, g: Tensor | float, tau: float = TAU) -> Tensor:
-    """G(g) = Σ_j q_j r_j², q_j ∝ e^{−g r_j²/2τ}: the second moment of the Gaussian on the same tokens."""
+def gaussian_moment(r: Tensor, g: Tensor | float, tau: Tensor | float = TAU) -> Tensor:
+    """G(g) = Σ_j q_j r_j², q_j ∝ e^{−g r_j²/2τ}: the second moment of the Gaussian on the same tokens, r (…, token)."""
     return ((-g * r**2 / (2 * tau)).softmax(dim=-1) * r**2).sum(-1)
 
 
