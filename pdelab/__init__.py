@@ -14,6 +14,7 @@ _EXPORTS = {
     "Diverged": "solver",
     "Euler": "integrators",
     "ExponentialDiffusion": "integrators",
+    "FeatureDiffusion": "terms.diffusion",
     "Heun": "integrators",
     "ImplicitDiffusion": "integrators",
     "Interaction": "terms.interaction",

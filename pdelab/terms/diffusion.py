@@ -1,4 +1,7 @@
-"""D[u] = D ∂²u/∂x²: the heat equation along the tokens.  (P1 eq 1 and 20; the form that P2 eq 7 names)"""
+"""D[u] = D ∂²u/∂x²: the heat equation along the tokens.  (P1 eq 1 and 20; the form that P2 eq 7 names)
+
+Beside it stands the sum over features that P1 eq 8 prints, which moves nothing between tokens.
+"""
 
 import math
 from typing import ClassVar
@@ -6,20 +9,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pdelab.field import Field, Mask, check_boundary, check_width, laplacian, laplacian_eigenvalues, laplacian_modes
+from pdelab.field import (
+    Field,
+    Mask,
+    check_boundary,
+    check_width,
+    keep_real,
+    laplacian,
+    laplacian_eigenvalues,
+    laplacian_modes,
+)
 from pdelab.terms.base import Term
 
 
-class Diffusion(Term):
-    """D[u]_i = D (u_{i+1} − 2u_i + u_{i−1}) / Δx² with tokens at cell centres.  (P1 eq 1, 20)
-
-    coefficient: a number, one number per feature, or a d×d matrix that acts on the features.
-
-    Three ways to advance it: as a rate with an explicit step (bounded up to `largest_step`), implicitly, or exactly.
-
-    >>> Diffusion(0.5)(torch.ones(1, 4, 2)).abs().max().item()      # a constant field does not diffuse
-    0.0
-    """
+class _SecondDerivative(Term):
+    """D times a second derivative. coefficient: a number, one number per feature, or a d×d matrix on the features."""
 
     symbol: ClassVar[str] = "D"
 
@@ -45,13 +49,28 @@ class Diffusion(Term):
             self.register_buffer("coefficient", coefficient)
         self.width = coefficient.shape[-1] if coefficient.ndim else None
 
-    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
-        second, coefficient = laplacian(u, self.boundary, mask), self._coefficient_like(u)
-        return second @ coefficient.T if coefficient.ndim == 2 else coefficient * second
-
     def _coefficient_like(self, u: Field) -> Tensor:
         return torch.as_tensor(self.coefficient, dtype=u.dtype, device=u.device)
+
+    def _times(self, second: Field) -> Field:
+        coefficient = self._coefficient_like(second)
+        return second @ coefficient.T if coefficient.ndim == 2 else coefficient * second
+
+
+class Diffusion(_SecondDerivative):
+    """D[u]_i = D (u_{i+1} − 2u_i + u_{i−1}) / Δx² with tokens at cell centres.  (P1 eq 1, 20)
+
+    coefficient: a number, one number per feature, or a d×d matrix that acts on the features.
+
+    Three ways to advance it: as a rate with an explicit step (bounded up to `largest_step`), implicitly, or exactly.
+
+    >>> Diffusion(0.5)(torch.ones(1, 4, 2)).abs().max().item()      # a constant field does not diffuse
+    0.0
+    """
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        return self._times(laplacian(u, self.boundary, mask))
 
     def largest_step(self, tokens: int) -> float:
         """2/(D·|λ_max|): past this Δt one explicit Euler step amplifies the fastest mode that this grid carries.
@@ -108,3 +127,18 @@ class Diffusion(Term):
         else:
             amplitudes = of_number(eigenvalues.view(-1, 1) * coefficient) * amplitudes
         return modes @ amplitudes
+
+
+class FeatureDiffusion(_SecondDerivative):
+    """D Σ_i ∂²u/∂x_i² with i over the d features, as P1 eq 8 prints it: D (u_{c+1} − 2u_c + u_{c−1}) d² at each token.
+
+    Printed to spread information between positions, it spreads it between features of one position, and depends on the
+    order in which they are numbered. Kept to be compared with `Diffusion`.
+
+    >>> FeatureDiffusion(1.0)(torch.tensor([[[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]])).tolist()
+    [[[9.0, -18.0, 9.0], [0.0, 0.0, 0.0]]]
+    """
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        return self._times(laplacian(keep_real(u, mask).transpose(1, 2), self.boundary).transpose(1, 2))

@@ -24,6 +24,7 @@ MOVED = {
     "diffusion, reflecting": ({1, 2, 3}, {1}),
     "diffusion, absorbing, per feature": ({1, 2, 3}, {1}),
     "diffusion, periodic, matrix": ({1, 2, 3}, {0, 1, 2}),  # the matrix of systems.py has nothing from 1 to 3
+    "diffusion over features, reflecting": ({2}, {0, 1, 2}),
     "spatial stabilization": (ALL_TOKENS, ALL_FEATURES),
     "corrected stabilization": (ALL_TOKENS, ALL_FEATURES),
     "LayerNorm rate": ({2}, ALL_FEATURES),

@@ -1,0 +1,139 @@
+"""How far a map of fields diffuses: second moments of its Jacobian along the tokens, and P2 eq 8 as printed.
+
+J: (batch, token, feature, token, feature), as `jacobian` gives it; P: attention weights (batch, head, query, key);
+mask: (batch, token). Positions are x_i = (i + ½)/N, so a diffusivity has the unit x² per application of the map.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pdelab.field import Mask, check_mask, keep_real, positions
+from pdelab.metrics.base import one_of
+
+READINGS = ("moment", "weights", "constant")
+
+
+def diffusion_matrix(J: Tensor, mask: Mask | None = None) -> Tensor:
+    """D(x_i) = ½ Σ_j (x_j − x_i)² J_ij: (batch, token, feature, feature), zero at padding.
+
+    The coefficient of w'' in the response of the map to a small smooth w(x): Σ_j J_ij w(x_j) = M₀w + M₁w' + Dw'' + …
+    """
+    _check_jacobian(J, mask)
+    squares = _offsets(J[:, :, :, 0, 0], mask) ** 2 / 2  # (batch, token, token)
+    return torch.einsum("bij,biajc->biac", squares, J)
+
+
+def diffusivity(J: Tensor, mask: Mask | None = None) -> Tensor:
+    """D(x_i) = ½ Σ_j (x_j − x_i)² (1/d) tr J_ij, the mean eigenvalue of `diffusion_matrix`: (batch, token).
+
+    >>> mean_of_two = torch.full((1, 2, 1, 2, 1), 0.5)  # two tokens, ½ apart
+    >>> diffusivity(mean_of_two).tolist()
+    [[0.0625, 0.0625]]
+    """
+    _check_jacobian(J, mask)
+    squares = _offsets(J[:, :, :, 0, 0], mask) ** 2 / 2
+    return (squares * block_traces(J)).sum(-1)
+
+
+def block_traces(J: Tensor) -> Tensor:
+    """(1/d) tr J_ij: (batch, token, token)."""
+    _check_jacobian(J)
+    return J.diagonal(dim1=2, dim2=4).mean(-1)
+
+
+def largest_off_diagonal(J: Tensor) -> Tensor:
+    """max_{i≠j} |J_ij|, the largest entry of a block between two different tokens: 0 for a map of each token alone."""
+    _check_jacobian(J)
+    apart = ~torch.eye(J.shape[1], dtype=torch.bool, device=J.device)
+    blocks = J.abs().amax(dim=(2, 4))  # (batch, token, token)
+    return blocks[:, apart].amax()
+
+
+def symbol(J: Tensor) -> Tensor:
+    """σ_k = (1/N) Σ_ij e^{−2πik(x_i − x_j)} (1/d) tr J_ij, k = 0…N−1: the map's effect on wave k: (batch, k), complex.
+
+    Flat in k for a map of each token alone; e^{−½m₂(2πk)²} for averaging with a Gaussian of variance m₂ on a periodic
+    domain. The real part counts for damping; a shift turns the phase.
+    """
+    n, traces = J.shape[1], block_traces(J)
+    k = torch.arange(n, device=J.device, dtype=traces.dtype)
+    waves = torch.exp(2j * math.pi * k.unsqueeze(1) * k / n)  # (k, token); the shift by ½ cancels
+    return torch.einsum("ki,bij,kj->bk", waves.conj(), traces.to(waves.dtype), waves) / n
+
+
+def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = False) -> Tensor:
+    """m_k(x_i) = Σ_j P_ij (x_j − x_i)^k, with |x_j − x_i|^k if absolute: (batch, head, token), zero at padding."""
+    if not isinstance(P, Tensor) or P.ndim != 4 or P.shape[2] != P.shape[3] or 0 in P.shape:
+        given = tuple(P.shape) if isinstance(P, Tensor) else type(P).__name__
+        raise ValueError(f"P must have shape (batch, head, token, token), none of them 0; not {given}")
+    if order < 0:
+        raise ValueError(f"order must be a whole number of at least 0; not {order}")
+    check_mask(mask, P[:, 0])
+    r = _offsets(P[:, 0], mask)
+    power = (r.abs() if absolute else r) ** order
+    if mask is not None:
+        both = (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
+        P = torch.where(both, P, torch.zeros_like(P))
+    return (P * power.unsqueeze(1)).sum(-1)
+
+
+# P2 eq 8 as printed: D_eff ∝ |∂_x P|² · Tr(∇_u FFN(u)) · σ²_att(x).
+
+
+def position_slope(places: Tensor) -> Tensor:
+    """|∂_x P(x_i)|² of a table P (token, feature) by central differences, one-sided at both ends: (token,)."""
+    if not isinstance(places, Tensor) or places.ndim != 2 or len(places) < 2:
+        raise ValueError("places must be a table (token, feature) of at least two tokens")
+    (slope,) = torch.gradient(places, spacing=1 / len(places), dim=0)
+    return slope.square().sum(-1)
+
+
+def attention_variance(P: Tensor, reading: str = "moment", mask: Mask | None = None) -> Tensor:
+    """σ²_att(x_i), which P2 names and does not define, averaged over the heads: (batch, token).
+
+    reading: "moment", m₂ = Σ_j P_ij (x_j − x_i)², a square of positions; "weights", the variance over j of the numbers
+    P_ij, which has no unit; "constant", 1, for the reading that it does not vary.
+    """
+    one_of(reading, READINGS, "reading")
+    second = moment(P, 2, mask).mean(dim=1)
+    if reading == "moment":
+        return second
+    real = torch.ones_like(second) if mask is None else mask.to(P.dtype)
+    if reading == "constant":
+        return real
+    n = real.sum(dim=1).reshape(-1, 1, 1)
+    P = P if mask is None else torch.where(mask[:, None, None, :], P, torch.zeros_like(P))
+    return real * (P.square().sum(-1) / n - (P.sum(-1) / n) ** 2).mean(dim=1)
+
+
+def printed_diffusivity(
+    places: Tensor, J: Tensor, P: Tensor, *, reading: str = "moment", mask: Mask | None = None
+) -> Tensor:
+    """|∂_x P|² · Tr(∇_u FFN(u)) · σ²_att, P2 eq 8 with the factor of proportionality 1: (batch, token).
+
+    places: P(x_i), (token, feature). J: the Jacobian of the feed-forward network. P: attention weights.
+    """
+    _check_jacobian(J, mask)
+    if len(places) != J.shape[1]:
+        raise ValueError(f"places must have {J.shape[1]} tokens, as J has; not {len(places)}")
+    trace = J.shape[2] * block_traces(J).diagonal(dim1=1, dim2=2)
+    product = position_slope(places) * trace * attention_variance(P, reading, mask)
+    return keep_real(product.unsqueeze(-1), mask).squeeze(-1)
+
+
+def _offsets(like: Tensor, mask: Mask | None) -> Tensor:
+    """x_j − x_i, and 0 where i or j is padding: (batch, i, j). `like`: any (batch, token, …) of the dtype wanted."""
+    x = positions(like, mask)
+    r = x.unsqueeze(1) - x.unsqueeze(2)
+    return r if mask is None else torch.where(mask.unsqueeze(1) & mask.unsqueeze(2), r, torch.zeros_like(r))
+
+
+def _check_jacobian(J: Tensor, mask: Mask | None = None) -> None:
+    if not isinstance(J, Tensor) or J.ndim != 5 or J.shape[1:3] != J.shape[3:5] or 0 in J.shape:
+        given = tuple(J.shape) if isinstance(J, Tensor) else type(J).__name__
+        raise ValueError(
+            f"J must have shape (batch, token, feature, token, feature), as jacobian gives it; not {given}"
+        )
+    check_mask(mask, J[:, :, :, 0, 0])

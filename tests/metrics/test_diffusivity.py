@@ -1,0 +1,161 @@
+"""Diffusivities against kernels whose moments are known, and P2 eq 8 as it is printed."""
+
+import math
+
+import pytest
+import torch
+from systems import SEQUENCES, WIDTH, field, padded, seeded
+
+from pdelab import Diffusion, Interaction, Reaction
+from pdelab.metrics.diffusivity import (
+    READINGS,
+    attention_variance,
+    block_traces,
+    diffusion_matrix,
+    diffusivity,
+    largest_off_diagonal,
+    moment,
+    position_slope,
+    printed_diffusivity,
+    symbol,
+)
+from pdelab.metrics.jacobian import jacobian
+from pdelab.seeds import normal
+
+MATRIX = torch.tensor([[1.0, 10.0], [0.0, 3.0]], dtype=torch.float64)
+
+
+def close(a, b, atol=1e-12):
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype).expand_as(a), rtol=0, atol=atol)
+
+
+def gaussian(n, variance):
+    """Rows of a periodic Gaussian kernel, summed over its images: (token, token)."""
+    x = torch.arange(n, dtype=torch.float64) / n
+    r = x.unsqueeze(0) - x.unsqueeze(1)
+    p = sum(torch.exp(-((r + k) ** 2) / (2 * variance)) for k in range(-4, 5))
+    return p / p.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("coefficient", [0.7, -0.3, MATRIX])
+def test_the_second_moment_of_a_laplacian_is_its_coefficient_away_from_the_ends(coefficient):
+    """Σ_j (x_j − x_i)² Δ_ij = 2 exactly, on every grid."""
+    J = jacobian(Diffusion(coefficient), normal(0, "u", size=(1, 6, 2)))
+    wanted = torch.as_tensor(coefficient, dtype=torch.float64)
+    wanted = wanted if wanted.ndim else wanted * torch.eye(2, dtype=torch.float64)
+    close(diffusion_matrix(J)[0, 1:-1], wanted)
+    close(diffusivity(J)[0, 1:-1], wanted.trace() / 2)
+
+
+def test_averaging_with_weights_has_half_their_second_moment_times_the_value_matrix():
+    p = normal(0, "p", size=(5, 5)).softmax(dim=-1)
+    J = jacobian(lambda u: p @ u @ MATRIX.T, normal(0, "u", size=(1, 5, 2)))
+    half = moment(p.reshape(1, 1, 5, 5), 2)[0, 0] / 2
+    close(diffusion_matrix(J)[0], half.reshape(-1, 1, 1) * MATRIX)
+    close(diffusivity(J)[0], half * 2)  # tr/d = (1 + 3)/2
+
+
+def test_the_diffusivity_is_the_response_to_a_parabola():
+    """J applied to ½(y − x_i)² e_c, read at i, is column c of the matrix."""
+    f, u = seeded(lambda: Interaction(WIDTH, 2), spread=0.5), field(1)
+    J = jacobian(f, u)
+    x = (torch.arange(5, dtype=torch.float64) + 0.5) / 5
+    for i in range(5):
+        response = torch.einsum("ajc,j->ac", J[0, i], (x - x[i]) ** 2 / 2)
+        close(diffusion_matrix(J)[0, i], response)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_a_network_at_each_token_has_no_block_between_tokens_and_a_flat_symbol(activation):
+    f = seeded(lambda: Reaction(WIDTH, 9, activation=activation), spread=0.5)
+    P = field(1, 8, seed=1)
+    J = jacobian(lambda u: f(u + P), field(1, 8))
+    assert largest_off_diagonal(J) == 0
+    close(diffusivity(J), 0.0, atol=0)
+    close(symbol(J).real, symbol(J).real[0, 0])
+    assert symbol(J).real.abs().min() > 1e-3
+    assert largest_off_diagonal(jacobian(seeded(lambda: Interaction(WIDTH)), field(1, 8))) > 1e-3
+
+
+@pytest.mark.parametrize("variance", [2e-3, 1e-2])
+def test_the_symbol_of_a_gaussian_is_a_gaussian(variance):
+    p = gaussian(32, variance)
+    J = torch.einsum("ij,ac->iajc", p, torch.eye(2, dtype=torch.float64)).unsqueeze(0)
+    k = torch.arange(32, dtype=torch.float64)
+    # on 32 tokens the waves k and k + 32m are one (Poisson's sum)
+    images = [torch.exp(-(variance / 2) * (2 * math.pi * (k + 32 * m)) ** 2) for m in range(-3, 4)]
+    close(symbol(J).real[0], sum(images) / sum(images)[0])
+    close(symbol(J).imag, 0.0)
+
+
+def test_a_shift_has_no_second_moment_but_for_the_square_of_the_shift():
+    shift = torch.eye(8, dtype=torch.float64).roll(1, dims=1)[:6]
+    p = torch.cat([shift, torch.eye(8, dtype=torch.float64)[6:]]).reshape(1, 1, 8, 8)
+    close(moment(p, 1)[0, 0, :6], 1 / 8)
+    close(moment(p, 2)[0, 0, :6], 1 / 64)
+    close(moment(p, 1, absolute=True), moment(p, 1).abs())
+
+
+def test_padding_changes_nothing():
+    f = seeded(lambda: Interaction(WIDTH, 2), spread=0.5)
+    u, mask = padded(fill=0.0)
+    J = torch.cat(
+        [jacobian(lambda v, m=m: f(v, 0.0, m), one) for one, m in zip(u.split(1), mask.split(1), strict=True)]
+    )
+    P = f.weights(u, mask).detach()
+    for row, one in enumerate(SEQUENCES):
+        alone, maps = jacobian(f, one), f.weights(one).detach()
+        close(diffusivity(J, mask)[row, mask[row]], diffusivity(alone)[0])
+        close(diffusion_matrix(J, mask)[row, mask[row]], diffusion_matrix(alone)[0])
+        close(moment(P, 2, mask)[row][:, mask[row]], moment(maps, 2)[0])
+        for reading in READINGS:
+            close(attention_variance(P, reading, mask)[row, mask[row]], attention_variance(maps, reading)[0])
+    assert (diffusivity(J, mask)[~mask] == 0).all()
+
+
+def test_the_slope_of_sines_is_their_frequency():
+    x = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    places = torch.stack([torch.cos(7 * x), torch.sin(7 * x)], dim=-1)
+    close(position_slope(places)[1:-1], 49.0, atol=49 * (7 / 400) ** 2)  # central differences have order 2
+
+
+def test_the_readings_of_the_attention_variance():
+    P = torch.full((1, 2, 4, 4), 0.25, dtype=torch.float64)
+    close(attention_variance(P, "weights"), 0.0)
+    close(attention_variance(P, "constant"), 1.0)
+    x = (torch.arange(4, dtype=torch.float64) + 0.5) / 4
+    close(attention_variance(P)[0], ((x - x.unsqueeze(1)) ** 2).mean(-1))
+    with pytest.raises(ValueError, match="reading must be one of moment, weights, constant"):
+        attention_variance(P, "spread")
+
+
+def test_equation_8_is_the_product_of_its_three_factors():
+    f = seeded(lambda: Reaction(WIDTH, 9, activation="tanh"), spread=0.5)
+    J, P = jacobian(f, field()), normal(0, "P", size=(2, 2, 5, 5)).softmax(dim=-1)
+    places = normal(0, "places", size=(5, WIDTH))
+    trace = torch.stack([J[:, i, :, i].diagonal(dim1=1, dim2=2).sum(-1) for i in range(5)], dim=1)
+    wanted = position_slope(places) * trace * moment(P, 2).mean(1)
+    close(printed_diffusivity(places, J, P), wanted)
+    close(block_traces(J).diagonal(dim1=1, dim2=2) * WIDTH, trace)
+    close(printed_diffusivity(-places, 2 * J, P, reading="constant"), 2 * position_slope(places) * trace)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_device_and_dtype_follow_the_input(dtype):
+    J, P = torch.empty(2, 4, 3, 4, 3, device="meta", dtype=dtype), torch.empty(2, 1, 4, 4, device="meta", dtype=dtype)
+    for found in (diffusivity(J), diffusion_matrix(J), moment(P, 2), attention_variance(P, "weights")):
+        assert found.device.type == "meta"
+        assert found.dtype == dtype
+
+
+def test_what_is_no_jacobian_no_map_and_no_table_is_refused():
+    with pytest.raises(ValueError, match=r"J must have shape"):
+        diffusivity(torch.ones(2, 3, 3))
+    with pytest.raises(ValueError, match=r"P must have shape"):
+        moment(torch.ones(3, 3), 2)
+    with pytest.raises(ValueError, match=r"order must be"):
+        moment(torch.ones(1, 1, 3, 3), -1)
+    with pytest.raises(ValueError, match=r"places must be"):
+        position_slope(torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"places must have 4 tokens"):
+        printed_diffusivity(torch.ones(3, 2), torch.ones(1, 4, 2, 4, 2), torch.ones(1, 1, 4, 4) / 4)
