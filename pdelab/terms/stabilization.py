@@ -97,9 +97,7 @@ class LayerNormRate(Term):
 
     symbol: ClassVar[str] = "S"
 
-    def __init__(
-        self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True
-    ):
+    def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
         _check_strength(strength, eps)
         _check_norm_width(width)
