@@ -22,12 +22,12 @@ from pdelab.metrics.stability import energy, fluctuation
 from pdelab.models import Model, transformer, with_ends
 from pdelab.results import Figures, Result
 from pdelab.seeds import derive, normal, stream
-from pdelab.solver import Status
+from pdelab.solver import Status, Trajectory
 from pdelab.terms.base import Term
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 from pdelab.terms.stabilization import LayerNormRate, PreNorm, SpatialStabilization
-from pdelab.training import DIVERGED, Settings
+from pdelab.training import DIVERGED, Settings, Training
 
 # Eq 9 by itself.
 
@@ -133,7 +133,7 @@ def branch_bound(term: PreNorm) -> float:
 # Energies along the depth of trained Transformers.
 
 KINDS = ("post", "pre", "none", "eq9")
-_SETTINGS = Settings(steps=300, rate=3e-3, warmup=30)
+SETTINGS = Settings(steps=300, rate=3e-3, warmup=30)
 
 
 def build(kind: str, task: Task, data: Dataset, seed: int) -> Model:
@@ -187,37 +187,43 @@ def growth_used(model: Model, states: tuple[Field, ...]) -> float:
     return (longest[1] - longest[0]) / allowed
 
 
+def measure(
+    kind: str, task: Task, data: Dataset, seed: int, work: Workplace
+) -> tuple[Figures | None, Figures, Training]:
+    """Figures of one trained model (None if it diverged), the same before training, and the record of the training."""
+    model = build(kind, task, data, seed)
+    probe = data.test.take(slice(0, task.probe))
+    before = _figures(kind, model, look(model, probe))
+    record = trained(model, data, SETTINGS, derive(seed, "normalization", kind, "training"), work, kind)
+    run = look(model, probe) if record.status != DIVERGED else None
+    if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range
+        return None, before, record
+    return _figures(kind, model, run) | {"accuracy": record.evaluations[-1].accuracy}, before, record
+
+
+def _figures(kind: str, model: Model, run: Trajectory) -> Figures:
+    found = {name: per_layer(f, run).tolist() for name, f in (("energy", energy), ("fluctuation", fluctuation))}
+    if kind in ("post", "pre"):
+        found |= norm_figures(at_norms(model, run.states[0]))
+    if kind == "pre":
+        found["growth_used"] = growth_used(model, run.states)
+    return found
+
+
 @experiment(Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Energies along the depth of Transformers, with LayerNorm, without, and with eq 9 (P2 eq 9, S).
 
     One seed of four models on digits; as controls the same models before training.
     """
-    task = TASKS["images"][scale]
+    task, found = TASKS["images"][scale], Measured()
     data = task.load(seed)
-    probe = data.test.take(slice(0, task.probe))
-    found = Measured()
     for kind in KINDS:
-        model = build(kind, task, data, seed)
-        before = look(model, probe)
-        first = norm_figures(at_norms(model, before.states[0])) if kind in ("post", "pre") else {}
-        record = trained(model, data, _SETTINGS, derive(seed, "normalization", kind, "training"), work, kind)
+        figures, controls, record = measure(kind, task, data, seed, work)
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
-        found.controls |= {f"{kind}/energy": per_layer(energy, before).tolist()}
-        found.controls |= {f"{kind}/{name}": value for name, value in first.items()}
-        after = look(model, probe) if record.status != DIVERGED else None
-        if after is None or after.status is Status.DIVERGED:
+        found.controls |= {f"{kind}/{name}": value for name, value in controls.items()}
+        if figures is None:
             found.diverged[kind] = record.stopped_at or record.step
-            continue
-        found.figures |= {
-            f"{kind}/accuracy": record.evaluations[-1].accuracy,
-            f"{kind}/energy": per_layer(energy, after).tolist(),
-            f"{kind}/fluctuation": per_layer(fluctuation, after).tolist(),
-        }
-        if kind in ("post", "pre"):
-            seen = norm_figures(at_norms(model, after.states[0]))
-            found.figures |= {f"{kind}/{name}": value for name, value in seen.items()}
-        if kind == "pre":
-            found.figures["pre/growth_used"] = growth_used(model, after.states)
-            found.controls["pre/growth_used"] = growth_used(build(kind, task, data, seed), before.states)
-    return found.result("normalization", task, scale, seed, trained_with=_SETTINGS.that_matter())
+        else:
+            found.figures |= {f"{kind}/{name}": value for name, value in figures.items()}
+    return found.result("normalization", task, scale, seed, trained_with=SETTINGS.that_matter())
