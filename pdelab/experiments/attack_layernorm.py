@@ -123,6 +123,23 @@ def idempotence_error(seed: int, uneven: float = 0.0, batch: int = 256) -> Tenso
     return (layer_norm(once, gain=gain) - once).norm(dim=-1) / 6**0.5
 
 
+def iterate_error(seed: int, law: str = "ours", batch: int = 64) -> Tensor:
+    """1/v_n of LN applied n = 1, …, 5 times against 1 + ε + … + ε^{n−1} + εⁿ/v_0, relative.
+
+    law="at once" says 1/v_n = 1/(1 − ε) from the first time on: a wrong law, for the control.
+    """
+    z, eps = (
+        normal(seed, "iterate", size=(batch, 6)),
+        torch.rand(batch, 1, generator=stream(seed, "iterate ε")).double(),
+    )
+    inverse, worst = 1 / z.var(dim=-1, keepdim=True, unbiased=False), torch.zeros(batch, 1, dtype=torch.float64)
+    for _ in range(5):
+        z, inverse = layer_norm(z, eps), 1 + eps * inverse
+        want = inverse if law == "ours" else 1 / (1 - eps)
+        worst = torch.maximum(worst, (1 / (z.var(dim=-1, keepdim=True, unbiased=False) * want) - 1).abs())
+    return worst.squeeze(-1)
+
+
 def jacobian_formula(z: Tensor, eps: float = 0.0, centre: bool = True) -> Tensor:
     """(v + ε)^{−½} (I − 11ᵀ/d − x̂x̂ᵀ/d), x̂ = LN(z), for g = 1, b = 0: (…, d, d).
 
@@ -228,6 +245,25 @@ def attack_step(seed: int, batch: int = 128, steps: int = 100) -> Tensor:
     return ascend(score, u, part, log_eps, steps=steps)
 
 
+def cycle_error(seed: int, law: str = "ours", fields: int = 64) -> Tensor:
+    """|w⁺ + w|/|w| of an Euler step of eq 9 with Δtγ > 2√ε from w = u − μ of spread σ_* = √((Δtγ/2)² − ε): it flips.
+
+    law="without ε" starts from σ_* = Δtγ/2: a wrong law, for the control.
+    """
+    eps, part = (torch.rand(fields, generator=stream(seed, "cycle", k), dtype=torch.float64) + 0.1 for k in "εp")
+    step = 2 * eps.sqrt() * (1 + part)
+    spread = (step**2 / 4 - (eps if law == "ours" else 0)).sqrt()
+    u = normalization.field_of(torch.ones_like(eps), spread, seed)
+    rest = fluctuating(u)[0]
+    after = torch.cat(
+        [
+            solve(SpatialStabilization(1.0, e), one, steps=1, dt=d).final
+            for e, d, one in zip(eps.tolist(), step.tolist(), u.split(1), strict=True)
+        ]
+    )
+    return size(fluctuating(after)[0] + rest) / size(rest)
+
+
 def size(u: Tensor) -> Tensor:
     """‖u‖ = (∫|u|² dx)^{½} of each example."""
     return (2 * energy(u)).sqrt()
@@ -270,6 +306,37 @@ def attention_bounded_ratio(u: Tensor, A: Tensor, V: Tensor, W: Tensor, bias: Te
         rate = attention(u, A, V) + torch.tanh(u @ W.transpose(-1, -2) + bias) - 2 * u
         u = u + column(dt) * (rate + column(strength) * (rest / column((spread**2 + 1e-5).sqrt()) - u))
     return added(start, u, steps, dt, strength, growth, torch.tanh(bias).norm(dim=-1).squeeze(-1))
+
+
+def bounded_flow_ratio(
+    u: Tensor, B: Tensor, turn: Tensor, push: Tensor, *, eps: float = 1e-3, T: float = 1.0, steps: int = 40
+) -> Tensor:
+    """(‖u(T)‖ − e^{−κT}‖u(0)‖) / ((γ + f₀)(1 − e^{−κT})/κ) for the flow, by RK4: at most 1.
+
+    F = Mu + w, M = (B + Bᵀ)/2 + (K − Kᵀ)/2: only the first part grows, λ = λ_max of it; γ = 1, κ = γ − λ of any sign.
+    """
+    grow = (B + B.transpose(-1, -2)) / 2
+    M = grow + (turn - turn.transpose(-1, -2)) / 2
+
+    def rate(v: Tensor) -> Tensor:
+        rest, spread = fluctuating(v)
+        return M @ v + push + rest / column((spread**2 + eps).sqrt()) - v
+
+    start, dt = u, T / steps
+    for _ in range(steps):
+        k1 = rate(u)
+        k2 = rate(u + dt / 2 * k1)
+        k3 = rate(u + dt / 2 * k2)
+        u = u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + rate(u + dt * k3))
+    kappa = 1 - torch.linalg.eigvalsh(grow).amax(dim=-1)
+    return (size(u) - torch.exp(-kappa * T) * size(start)) / ((1 + size(push)) * -torch.expm1(-kappa * T) / kappa)
+
+
+def attack_bounded_flow(seed: int, batch: int = 48, steps: int = 60) -> Tensor:
+    """The worst ratio of each start, with turning maps that are larger than what they let grow."""
+    u, push = (0.5 * normal(seed, "flow bound", k, size=(batch, 4, 2)) for k in "uw")
+    B, turn = (normal(seed, "flow bound", k, size=(batch, 4, 4)) for k in "BK")
+    return ascend(bounded_flow_ratio, u, 0.5 * B, turn, push, steps=steps)
 
 
 def attack_bounded(seed: int, batch: int = 48, steps: int = 150) -> tuple[Tensor, Tensor]:
@@ -321,15 +388,19 @@ def spread_error(seed: int, law: str = "ours", fields: int = 12) -> Tensor:
 
 LAWS = {
     "idempotent": idempotence_error,
+    "iterate": iterate_error,
     "jacobian": jacobian_error,
     "post_norm": post_norm_error,
     "power": power_error,
     "uneven_rate": uneven_error,
+    "cycle": cycle_error,
     "flow": flow_error,
     "spread": spread_error,
 }
 WRONG_LAWS = {
     "idempotent_uneven_gain": lambda seed: idempotence_error(seed, uneven=0.3),
+    "iterate_at_once": lambda seed: iterate_error(seed, "at once"),
+    "cycle_without_eps": lambda seed: cycle_error(seed, "without ε"),
     "jacobian_without_centring": lambda seed: jacobian_error(seed, centre=False),
     "post_norm_with_eps": lambda seed: post_norm_error(seed, eps=0.01),
     "power_as_printed": lambda seed: power_error(seed, "printed"),
@@ -355,6 +426,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         "pre_norm": attack_pre_norm(seed),
         "step": attack_step(seed),
         "bounded": torch.cat([linear, with_attention]),
+        "bounded_flow": attack_bounded_flow(seed),
     }
     laws = {name: error(seed) / ROUNDING for name, error in LAWS.items()}
     wrong = {f"wrong_{name}": int((error(seed) > ROUNDING).sum()) for name, error in WRONG_LAWS.items()}

@@ -294,6 +294,11 @@ def test_the_size_bound_withstands_the_attack_for_linear_maps_and_for_attention(
     assert with_attention.max() <= 1 + ROUNDING
 
 
+def test_the_size_bound_withstands_the_attack_for_flows_that_turn():
+    found = attack_layernorm.attack_bounded_flow(7, batch=16, steps=60)
+    assert SHRUNK < found.max() <= 1 + ROUNDING
+
+
 @pytest.mark.parametrize("law", attack_layernorm.LAWS)
 def test_a_law_holds_to_rounding(law):
     assert attack_layernorm.LAWS[law](7).max() < ROUNDING
