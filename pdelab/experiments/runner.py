@@ -36,6 +36,8 @@ RUNS = {
     "position_kernel": ("position_kernel", "run"),
     "diffusivity": ("diffusivity", "run"),
     "attack_diffusion": ("attack_diffusion", "run"),
+    "normalization": ("normalization", "run"),
+    "attack_layernorm": ("attack_layernorm", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
