@@ -7,14 +7,16 @@ relative gap, which must stay at rounding; the control is a wrong law that looks
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import jvp
 
 from pdelab.experiments.adversary import ascend, attack_result, attention, norm2
-from pdelab.experiments.reactions import clock_error, kink_error, traces
+from pdelab.experiments.reactions import clock_error, kink_error, merging_law, traces, tug_of_war, well
 from pdelab.experiments.scales import Scale, Workplace, experiment
+from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.results import Result
 from pdelab.seeds import derive, normal, stream
 from pdelab.terms.reaction import ACTIVATIONS, SLOPES
@@ -24,6 +26,8 @@ SMOOTH = ("gelu", "tanh")
 EXACT = 1e-9  # the relative gap of two ways to compute one number, with room for a badly scaled start
 FLOW = 1.0  # the time of a flow, by RK4 in STEPS steps
 STEPS = 24
+
+Score = Callable[..., Tensor]  # of z, W₁, b₁, W₂, activation and κ: (batch,)
 
 
 def network(z: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, activation: str, leak: float = 0.0) -> Tensor:
@@ -67,14 +71,22 @@ def flow(rate, u: Tensor, T: float = FLOW, steps: int = STEPS) -> Tensor:
 SIZES = ((1, 1), (2, 2), (3, 6))
 
 
-def _over_sizes(seed: int, name: str, score, activations, batch: int, steps: int, tokens: int = 2) -> Tensor:
-    """The worst ratio of each start, over activations, with and without −u, and over sizes of the network."""
+def over_sizes(
+    seed: int,
+    name: str,
+    score: Score,
+    activations: Sequence[str],
+    batch: int,
+    steps: int,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+) -> Tensor:
+    """The worst ratio of each start: for every activation, with and without −u, and for every (width, hidden)."""
     found = []
     for activation in activations:
         for leak in (0.0, 1.0):
-            for width, hidden in SIZES:
+            for width, hidden in sizes:
                 names = (name, activation, leak, width)
-                begin = starts(seed, *names, batch=batch, tokens=tokens, width=width, hidden=hidden)
+                begin = starts(seed, *names, batch=batch, tokens=2, width=width, hidden=hidden)
                 found.append(ascend(lambda *x, a=activation, k=leak: score(*x, a, k), *begin, steps=steps))
     return torch.cat(found)
 
@@ -146,6 +158,17 @@ def floor_ratio(z, W1, b1, W2, activation, leak, g) -> Tensor:
     upper = rates(W1, W2, activation, leak)[1]
     end = flow(lambda u: network(u, W1, b1, W2, activation, leak) + g, z)
     return spread(end) / (torch.exp(upper * FLOW) * spread(z) + spread(g) * growth(upper, FLOW))
+
+
+SCORES: dict[str, Score] = {
+    "lipschitz": lipschitz_ratio,
+    "upper": upper_ratio,
+    "lower": lower_ratio,
+    "separation": separation_ratio,
+    "step": step_ratio,
+    "growth": growth_ratio,
+}
+FLOWS = ("separation", "growth")  # with smooth activations, where RK4 is exact enough for ROUNDING
 
 
 def attack_floor(seed: int, batch: int, steps: int) -> Tensor:
@@ -261,6 +284,24 @@ def agreement_gap(seed: int, batch: int = 32, steps: int = 30, wrong: bool = Fal
     return ascend(score, z, W1, b1, W2, A, V, delta, steps=steps)
 
 
+def crowds_misjudged(seed: int, tries: int = 64, wrong: bool = False) -> Tensor:
+    """Where the sign of the largest eigenvalue at two crowds ±u* is not that of α − α_c; wrong: α_c = β − 1.
+
+    The equation itself is differentiated, four tokens. Half of the tries are close to α_c, where a law can fail.
+    """
+    gain = 1.1 + 3 * torch.rand(tries, generator=stream(seed, "β"), dtype=torch.float64)
+    share = torch.rand(tries, generator=stream(seed, "α"), dtype=torch.float64)
+    found = []
+    for number, (beta, part) in enumerate(zip(gain.tolist(), share.tolist(), strict=True)):
+        critical = merging_law(beta)
+        alpha = critical * (0.99 if part < 0.5 else 1.01) if number % 2 else 0.98 * part * (beta - 1)
+        rest = well(beta, alpha)
+        u = torch.tensor([rest, rest, -rest, -rest], dtype=torch.float64).view(1, 4, 1)
+        grows = logarithmic_norm(tug_of_war(alpha, beta), u).item() > 0  # the Jacobian is symmetric here
+        found.append(grows != (alpha > (beta - 1 if wrong else critical)))
+    return torch.tensor(found)
+
+
 def trace_scores(seed: int, draws: int = 2000) -> tuple[Tensor, Tensor]:
     """|s²/law² − 1| in units of √(2/n), its standard deviation, for many kinds of tokens; the same without the ½."""
     shapes = {
@@ -287,23 +328,18 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 
     One seed of every attack: inequalities by the ratio to their bound, exact laws by the gap.
     """
-    everything, batch, steps = tuple(ACTIVATIONS), 24, 100
-    ratios = {
-        "lipschitz": _over_sizes(seed, "K", lipschitz_ratio, everything, batch, steps),
-        "upper": _over_sizes(seed, "λ", upper_ratio, everything, batch, steps),
-        "lower": _over_sizes(seed, "λ₋", lower_ratio, everything, batch, steps),
-        "separation": _over_sizes(seed, "separation", separation_ratio, SMOOTH, batch, 40),
-        "step": _over_sizes(seed, "step", step_ratio, everything, batch, steps),
-        "growth": _over_sizes(seed, "growth", growth_ratio, SMOOTH, batch, 40),
-        "floor": attack_floor(seed, batch, 60),
-        "kinks": attack_kinks(seed),
-    }
+    batch, ratios = 24, {}
+    for name, score in SCORES.items():
+        activations, steps = (SMOOTH, 40) if name in FLOWS else (tuple(ACTIVATIONS), 100)
+        ratios[name] = over_sizes(seed, name, score, activations, batch, steps)
+    ratios |= {"floor": attack_floor(seed, batch, 60), "kinks": attack_kinks(seed)}
     exact = {"locality": influence_of_others(seed), "block": block_gap(seed), "agreement": agreement_gap(seed)}
     wrong = {
         "locality": influence_of_others(seed, attention_strength=0.01),
         "block": block_gap(seed, wrong=True),
         "agreement": agreement_gap(seed, wrong=True),
     }
+    crowds, wrong_crowds = (crowds_misjudged(seed, wrong=w) for w in (False, True))
     right_scores, wrong_scores = trace_scores(seed)
     return attack_result(
         "attack_reaction",
@@ -311,14 +347,15 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         seed,
         corrected=ratios,
         figures={
-            "exact_attempts": sum(len(gap) for gap in exact.values()),
-            "exact_violations": sum(int((gap > EXACT).sum()) for gap in exact.values()),
+            "exact_attempts": sum(len(gap) for gap in exact.values()) + len(crowds),
+            "exact_violations": sum(int((gap > EXACT).sum()) for gap in exact.values()) + int(crowds.sum()),
             **{f"gap_{name}": gap.max().item() for name, gap in exact.items()},
             "trace_attempts": len(right_scores),
             "trace_worst_score": right_scores.max().item(),
         },
         controls={
             **{f"wrong_{name}": int((gap > EXACT).sum()) for name, gap in wrong.items()},
+            "wrong_crowds": int(wrong_crowds.sum()),
             "wrong_trace": int((wrong_scores > 5).sum()),
         },
         configuration={"exact": EXACT, "flow": FLOW, "flow_steps": STEPS},

@@ -225,6 +225,14 @@ def tug_of_war(strength: float, gain: float | None, sharpness: float = 0.0) -> C
     return lambda u: attention(u) + reaction(u)
 
 
+def planar(gain: float, turn: float, activation: str = "tanh", leak: bool = True) -> Reaction:
+    """R(u) = g Q φ(u) − κu on two features, Q the rotation by `turn` degrees."""
+    angle = math.radians(turn)
+    rows = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    rotation = torch.tensor(rows, dtype=torch.float64)
+    return with_weights(torch.eye(2, dtype=torch.float64), gain * rotation, activation=activation, leak=leak)
+
+
 def two_crowds(seed: int, tokens: int = 32, shift: float = 0.01) -> Field:
     """As many tokens right as left of 0, at N(±1, 0.3²), mirror images but for a small shift: (1, token, 1)."""
     right = 1 + 0.3 * normal(seed, "crowd", size=(tokens // 2,))
