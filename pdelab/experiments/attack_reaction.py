@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from pdelab.experiments.adversary import ascend, attack_result, attention, norm2
-from pdelab.experiments.reactions import clock_error, kink_error, merging_law, traces, tug_of_war, well
+from pdelab.experiments.reactions import clock_error, kink_error, merging_law, spread, traces, tug_of_war, well
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.results import Result
@@ -41,10 +41,10 @@ def rates(W1: Tensor, W2: Tensor, activation: str, leak: float) -> tuple[Tensor,
     least, most = SLOPES[activation]
     middle, radius = (most + least) / 2, (most - least) / 2
     product, size = W2 @ W1, norm2(W1) * norm2(W2)
-    spread = torch.linalg.eigvalsh((product + product.transpose(-1, -2)) / 2)
+    growth_rates = torch.linalg.eigvalsh((product + product.transpose(-1, -2)) / 2)
     return (
-        middle * spread[..., 0] - radius * size - leak,
-        middle * spread[..., -1] + radius * size - leak,
+        middle * growth_rates[..., 0] - radius * size - leak,
+        middle * growth_rates[..., -1] + radius * size - leak,
         max(abs(least), abs(most)) * size + leak,
     )
 
@@ -146,11 +146,6 @@ def growth_ratio(z, W1, b1, W2, activation, leak) -> Tensor:
     push = network(torch.zeros_like(z[:, :1]), W1, b1, W2, activation, leak).norm(dim=-1)
     allowed = torch.exp(upper * FLOW) * z.norm(dim=-1) + push * growth(upper, FLOW)
     return (end.norm(dim=-1) / allowed).amax(dim=-1)
-
-
-def spread(u: Tensor) -> Tensor:
-    """σ = √(mean_i |u_i − ū|²)."""
-    return (u - u.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean(dim=-1).sqrt()
 
 
 def floor_ratio(z, W1, b1, W2, activation, leak, g) -> Tensor:

@@ -239,6 +239,11 @@ def two_crowds(seed: int, tokens: int = 32, shift: float = 0.01) -> Field:
     return torch.cat([right, -right]).view(1, -1, 1) + shift
 
 
+def spread(u: Field) -> Tensor:
+    """σ = √(mean_i |u_i − ū|²) of each example: (batch,)."""
+    return (u - u.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean(dim=-1).sqrt()
+
+
 def clusters(u: Field, gap: float = 0.1) -> int:
     """How many groups the tokens of u (1, token, feature) form when any two closer than `gap` belong together."""
     near = torch.cdist(u[0], u[0]) < gap

@@ -274,6 +274,11 @@ def test_two_crowds_merge_where_the_law_says(gain):
     assert left == [2, 1]
 
 
+def test_the_spread_is_the_root_of_twice_the_fluctuation():
+    u = normal(0, "u", size=(1, 7, 3))
+    assert reactions.spread(u).item() == pytest.approx(math.sqrt(2 * fluctuation(u).item()))
+
+
 def test_clusters_are_chains_of_neighbours():
     u = torch.tensor([0.0, 0.09, 0.18, 1.0, 1.05, 3.0]).view(1, -1, 1)
     assert reactions.clusters(u, gap=0.1) == 3
