@@ -1,14 +1,29 @@
 """R[u]: the feed-forward network, a reaction at each token by itself.  (P2 eq 6; P1 eq 12-13)"""
 
+import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_width, keep_real, positions
 from pdelab.terms.base import Term, choose
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+# gelu'(x) = Φ(x) + x Φ'(x) has its extremes at ±√2, where its derivative Φ'(x)(2 − x²) is 0: they add up to 1
+_STEEPEST = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)
+SLOPES = {"relu": (0.0, 1.0), "gelu": (1 - _STEEPEST, _STEEPEST), "tanh": (0.0, 1.0)}
+"""s₋ ≤ (φ(a) − φ(b))/(a − b) ≤ s₊ for all a ≠ b, and no smaller interval will do."""
+
+
+class Constants(NamedTuple):
+    """Of a reaction, for all pairs of states: λ₋|v|² ≤ ⟨v, R(z + v) − R(z)⟩ ≤ λ|v|² and |R(z + v) − R(z)| ≤ K|v|."""
+
+    lower: float
+    upper: float
+    lipschitz: float
 
 
 class Reaction(Term):
@@ -48,3 +63,21 @@ class Reaction(Term):
                 raise ValueError("source must give a field (batch, token, feature) from the positions (batch, token)")
             rate = rate + external
         return keep_real(rate - u if self.leak else rate, mask)
+
+    @torch.no_grad()
+    def constants(self) -> Constants:
+        """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + κ.
+
+        c and r are the middle and half the width of [s₋, s₊], the slopes of φ; κ = 1 with a leak, else 0.
+        """
+        inner, outer = self.inner.weight.double(), self.outer.weight.double()
+        size = (torch.linalg.matrix_norm(inner, 2) * torch.linalg.matrix_norm(outer, 2)).item()
+        product = outer @ inner
+        rates = torch.linalg.eigvalsh((product + product.T) / 2)
+        least, most = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
+        middle, radius, leak = (most + least) / 2, (most - least) / 2, float(self.leak)
+        return Constants(
+            lower=middle * rates[0].item() - radius * size - leak,
+            upper=middle * rates[-1].item() + radius * size - leak,
+            lipschitz=max(abs(least), abs(most)) * size + leak,
+        )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pdelab import Interaction, Reaction
-from pdelab.metrics.jacobian import derivative, jacobian, lipschitz
+from pdelab.metrics.jacobian import derivative, influence, jacobian, lipschitz, logarithmic_norm
 from pdelab.seeds import normal
 
 
@@ -31,6 +31,34 @@ def test_power_iteration_finds_the_largest_singular_value_of_each_example(kind):
     assert (found <= exact * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_influence_is_the_norm_of_each_block(kind):
+    f, u = term(kind), normal(3, "u", size=(2, 4, 6))
+    table, J = influence(f, u), jacobian(f, u)
+    assert table.shape == (2, 4, 4)
+    for i in range(4):
+        for j in range(4):
+            torch.testing.assert_close(table[:, i, j], torch.linalg.matrix_norm(J[:, i, :, j], 2))
+    off = table[:, ~torch.eye(4, dtype=torch.bool)]
+    assert (off == 0).all() if kind == "ffn" else (off > 0).all()
+
+
+def test_the_logarithmic_norm_of_a_linear_map_is_that_of_its_matrix():
+    """Triangular with eigenvalues −1: the flow decays in the end, yet may grow at first, at the rate 3/2."""
+    matrix = torch.tensor([[-1.0, 5.0], [0.0, -1.0]], dtype=torch.float64)
+    found = logarithmic_norm(lambda u: u @ matrix.T, normal(0, "u", size=(3, 1, 2)))
+    torch.testing.assert_close(found, torch.full((3,), 1.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_the_logarithmic_norm_is_the_fastest_growth_of_a_small_difference(kind):
+    """(‖I + hJ‖ − 1)/h → μ(J) as h → 0."""
+    f, u, h = term(kind), normal(4, "u", size=(2, 4, 6)), 1e-6
+    step = torch.eye(24, dtype=torch.float64) + h * jacobian(f, u).reshape(2, 24, 24)
+    quotient = (torch.linalg.matrix_norm(step, 2) - 1) / h
+    torch.testing.assert_close(logarithmic_norm(f, u), quotient, rtol=1e-4, atol=1e-5)
+
+
 def test_examples_do_not_mix():
     f, u = term("attention"), normal(2, "u", size=(3, 4, 6))
     torch.testing.assert_close(jacobian(f, u)[1:2], jacobian(f, u[1:2]))
@@ -55,3 +83,5 @@ def test_device_and_dtype_follow_the_input(dtype):
     assert jacobian(f, u).device.type == "meta"
     assert jacobian(f, u).dtype == dtype
     assert lipschitz(f, u, steps=2).shape == (2,)
+    assert logarithmic_norm(f, u).shape == (2,)
+    assert influence(f, u).dtype == dtype

@@ -6,7 +6,7 @@ from systems import WIDTH, field, padded, seeded
 
 from pdelab import Reaction
 from pdelab.field import positions
-from pdelab.terms.reaction import ACTIVATIONS
+from pdelab.terms.reaction import ACTIVATIONS, SLOPES
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "tanh": torch.tanh}
 
@@ -78,3 +78,31 @@ def test_sizes_below_one_are_refused(width, hidden):
 def test_an_unknown_activation_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"activation must be one of relu, gelu, tanh; not 'swish'"):
         Reaction(4, 4, activation="swish")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_slopes_are_the_tightest_bounds_of_difference_quotients(activation):
+    x = torch.linspace(-6, 6, 2401, dtype=torch.float64)
+    y = FUNCTIONS[activation](x)
+    near = (y[1:] - y[:-1]) / (x[1:] - x[:-1])
+    far = (y[400:] - y[:-400]) / (x[400:] - x[:-400])
+    least, most = SLOPES[activation]
+    assert near.min().item() == pytest.approx(least, abs=1e-4)
+    assert near.max().item() == pytest.approx(most, abs=1e-4)
+    assert least - 1e-9 <= far.min() <= far.max() <= most + 1e-9
+
+
+def test_the_constants_of_one_unit_are_its_extreme_slopes():
+    """d = m = 1 with W₂W₁ = 2: slopes between 2s₋ and 2s₊, and 1 less with a leak."""
+    for activation, (least, most) in SLOPES.items():
+        for leak in (False, True):
+            term = Reaction(1, 1, activation=activation, leak=leak)
+            term.inner.weight.data.fill_(-1.0)
+            term.outer.weight.data.fill_(-2.0)
+            found = term.constants()
+            assert found == pytest.approx((2 * least - leak, 2 * most - leak, 2 * most + leak))
+
+
+def test_the_leak_lowers_both_rates_by_one_and_raises_the_lipschitz_bound_by_one():
+    plain, leaking = reaction().constants(), reaction(leak=True).constants()
+    assert leaking == pytest.approx((plain.lower - 1, plain.upper - 1, plain.lipschitz + 1))
