@@ -28,6 +28,8 @@ RUNS = {
     "continuum": ("continuum", "run"),
     "attack_continuum": ("attack_continuum", "run"),
     "attack_existence": ("attack_existence", "run"),
+    "residual_laws": ("residual_laws", "run"),
+    "attack_residual": ("attack_residual", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
