@@ -41,6 +41,8 @@ RUNS = {
     "reactions": ("reactions", "run"),
     "reactions_trained": ("reactions", "trained"),
     "attack_reaction": ("attack_reaction", "run"),
+    "residual_laws": ("residual_laws", "run"),
+    "attack_residual": ("attack_residual", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
