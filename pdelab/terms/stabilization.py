@@ -5,12 +5,13 @@ LayerNorm takes them over the features of each token and, as a rate, pulls towar
 keeps eq 9's statistics over space and LayerNorm's form, and it bounds the field.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask, check_field, check_width, first_token, keep_real, token_mean
+from pdelab.field import Field, Mask, check_field, check_width, first_token, keep_real, positions, token_mean
 from pdelab.terms.base import Term
 
 
@@ -35,21 +36,33 @@ def fluctuation(u: Field, mask: Mask | None = None) -> tuple[Field, Tensor]:
 
 
 class SpatialStabilization(Term):
-    """S[u] = −γ (u − μ)/√(σ² + ε), μ and σ² over the tokens: P2 eq 9 as printed, with constant γ.
+    """S[u] = −γ(x, t) (u − μ)/√(σ² + ε), μ and σ² over the tokens: P2 eq 9 as printed.
 
-    ∫⟨u, S⟩ dx = −γ σ²/√(σ² + ε) and ∫S dx = 0: the mean is never damped, and the term rests where all tokens agree.
+    strength is γ: a number, or a function that gets the positions (batch, token) and t and gives γ in that shape.
+    For a number, ∫⟨u, S⟩ dx = −γ σ²/√(σ² + ε) and ∫S dx = 0: the mean is never damped, and the term rests where all
+    tokens agree. A γ that depends on x moves the mean and can add energy.
     """
 
     symbol: ClassVar[str] = "S"
 
-    def __init__(self, strength: float = 1.0, eps: float = 1e-5):
+    def __init__(self, strength: float | Callable[[Tensor, float], Tensor] = 1.0, eps: float = 1e-5):
         super().__init__()
-        _check_strength(strength, eps)
+        _check_strength(0.0 if callable(strength) else strength, eps)
         self.strength, self.eps = strength, eps
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         rest, variance = fluctuation(u, mask)
-        return -self.strength * _divided(rest, variance + self.eps)
+        return keep_real(-self._strength(u, t, mask) * _divided(rest, variance + self.eps), mask)
+
+    def _strength(self, u: Field, t: float, mask: Mask | None) -> float | Tensor:
+        if not callable(self.strength):
+            return self.strength
+        x = positions(u, mask)
+        given = self.strength(x, t)
+        if not isinstance(given, Tensor) or given.shape != x.shape:
+            shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"strength must give one γ for each position, in the shape {tuple(x.shape)}; not {shape}")
+        return given.to(u).unsqueeze(-1)  # (batch, token, 1)
 
 
 class CorrectedStabilization(Term):
@@ -77,16 +90,21 @@ def _divided(rest: Field, variance: Tensor) -> Field:
 
 
 class LayerNormRate(Term):
-    """S[u] = γ (LN(u) − u), LN over the features of each token: an Euler step with Δt = 1/γ is LayerNorm itself."""
+    """S[u] = γ (LN(u) − u), LN over the features of each token: an Euler step with Δt = 1/γ is LayerNorm itself.
+
+    centre=False takes RMSNorm, g ⊙ z/√(|z|²/d + ε), in place of LN: no mean is taken off, and there is no bias.
+    """
 
     symbol: ClassVar[str] = "S"
 
-    def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True):
+    def __init__(
+        self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True
+    ):
         super().__init__()
         _check_strength(strength, eps)
         _check_norm_width(width)
         self.width, self.strength = width, strength
-        self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
+        self.norm = nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_width(u, self.width)

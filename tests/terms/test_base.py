@@ -23,8 +23,10 @@ MOVED = {
     "diffusion, absorbing, per feature": ({1, 2, 3}, {1}),
     "diffusion, periodic, matrix": ({1, 2, 3}, {0, 1, 2}),  # the matrix of systems.py has nothing from 1 to 3
     "spatial stabilization": (ALL_TOKENS, ALL_FEATURES),
+    "spatial stabilization, γ(x, t)": (ALL_TOKENS, ALL_FEATURES),
     "corrected stabilization": (ALL_TOKENS, ALL_FEATURES),
     "LayerNorm rate": ({2}, ALL_FEATURES),
+    "RMSNorm rate": ({2}, ALL_FEATURES),
     "interaction of the normalised field": (ALL_TOKENS, ALL_FEATURES),
     "reaction of the normalised field": ({2}, ALL_FEATURES),
     "coupling of two layers": ({2}, ALL_FEATURES),  # features 0, 1 are layer 1 and give to 2, 3, layer 2

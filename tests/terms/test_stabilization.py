@@ -90,6 +90,68 @@ def test_permuting_the_tokens_permutes_the_rates(kind, order):
     torch.testing.assert_close(term(u[:, order]), term(u)[:, order], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 1.0])
+def test_a_rate_that_depends_on_position_can_add_energy(eps):
+    """u = m + s·sgn(x − ½) and γ = γ₀(1 − a·sgn(x − ½)): ∫⟨u, S⟩ dx = −γ₀(s² − ams)/√(s² + ε), positive if am > s."""
+    m, s, a, strength = 3.0, 0.5, 0.8, 1.5
+    sign = torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64).reshape(1, 4, 1)
+    u = m + s * sign
+    term = SpatialStabilization(lambda x, t: strength * (1 - a * torch.sign(x - 0.5)), eps)
+    want = -strength * (s**2 - a * m * s) / math.sqrt(s**2 + eps)
+    assert integral(u * term(u)).item() == pytest.approx(want, rel=1e-12)
+    assert want > 0
+
+
+@given(u=fields(), strength=strengths, eps=small)
+def test_a_rate_that_is_a_constant_function_is_the_number(u, strength, eps):
+    constant = SpatialStabilization(lambda x, t: torch.full_like(x, strength), eps)
+    torch.testing.assert_close(constant(u), SpatialStabilization(strength, eps)(u), rtol=1e-12, atol=1e-12)
+
+
+def test_the_rate_is_read_at_the_positions_of_the_real_tokens_and_at_the_time():
+    """γ = x + t at N tokens: x_i = (i + ½)/N whatever the padding."""
+    u, mask = padded(fill=math.nan)
+    term, unit = SpatialStabilization(lambda x, t: x + t), SpatialStabilization(1.0)
+    for row, one in enumerate(SEQUENCES):
+        n = one.shape[1]
+        x = (torch.arange(n, dtype=torch.float64).reshape(1, n, 1) + 0.5) / n
+        want = ((x + 0.25) * unit(one))[0]
+        torch.testing.assert_close(term(u, 0.25, mask)[row, mask[row]], want, rtol=0, atol=1e-12)
+
+
+def test_what_a_rate_gives_at_padding_does_not_matter():
+    u, mask = padded(fill=0.0)
+    term = SpatialStabilization(lambda x, t: torch.where((x > 0) & (x < 1), x, torch.nan))
+    assert torch.isfinite(term(u, 0.0, mask)).all()
+
+
+@pytest.mark.parametrize("bad", [lambda x, t: 1.0, lambda x, t: x[:, :1], lambda x, t: x.unsqueeze(-1)])
+def test_a_rate_in_another_shape_is_refused(bad):
+    with pytest.raises(ValueError, match=r"strength must give one γ for each position, in the shape \(2, 5\)"):
+        SpatialStabilization(bad)(field())
+
+
+@pytest.mark.parametrize("strength", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("eps", [1e-5, 1.0])
+def test_an_euler_step_of_one_over_gamma_without_centring_is_rms_norm(strength, eps):
+    term = seeded(lambda: LayerNormRate(WIDTH, strength, eps, centre=False), spread=0.5)
+    u, mask = padded(fill=0.0)
+    step = solve(term, u, steps=1, dt=1 / strength, mask=mask).final
+    want = nn.functional.rms_norm(u, (WIDTH,), term.norm.weight, eps)
+    torch.testing.assert_close(step[mask], want[mask], rtol=0, atol=1e-12)
+
+
+def test_rms_norm_keeps_the_direction_and_layer_norm_takes_the_mean_off():
+    u = field() + 1.0
+    rms = u + LayerNormRate(WIDTH, centre=False, eps=0.0).double()(u)
+    layer = u + LayerNormRate(WIDTH, eps=0.0).double()(u)
+    one = torch.ones(u.shape[:2], dtype=torch.float64)
+    torch.testing.assert_close(torch.cosine_similarity(rms, u, dim=-1), one)
+    assert layer.mean(dim=-1).abs().max() < 1e-12
+    for normal in (rms, layer):
+        torch.testing.assert_close(normal.norm(dim=-1), math.sqrt(WIDTH) * one)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("strength", [0.25, 1.0, 3.0])
 def test_an_euler_step_of_one_over_gamma_is_layer_norm(bias, strength):
