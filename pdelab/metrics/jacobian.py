@@ -28,6 +28,30 @@ def jacobian(f: Map, u: Field) -> Tensor:
         return vmap(jacrev(lambda example: _same_shape(f, example.unsqueeze(0)).squeeze(0)))(u.detach()).detach()
 
 
+def influence(f: Map, u: Field) -> Tensor:
+    """‖∂f(u)_i/∂u_j‖₂ for every pair of tokens of each example: (batch, token i, token j).
+
+    A diagonal table is a map that treats every token by itself.
+
+    >>> influence(lambda u: 3 * u, torch.ones(1, 2, 2))[0].tolist()
+    [[3.0, 0.0], [0.0, 3.0]]
+    """
+    return torch.linalg.matrix_norm(jacobian(f, u).transpose(2, 3), 2)  # blocks (feature, feature) last
+
+
+def logarithmic_norm(f: Map, u: Field) -> Tensor:
+    """μ(J) = λ_max((J + Jᵀ)/2), J the Jacobian of each example: (batch,).
+
+    Two solutions of u' = f(u) close to u separate at most at this rate, and at least at −μ(−J), the rate for −f.
+
+    >>> [logarithmic_norm(lambda u, a=a: a * u, torch.ones(1, 1, 2)).item() for a in (3.0, -3.0)]
+    [3.0, -3.0]
+    """
+    J = jacobian(f, u)
+    J = J.reshape(len(u), u[0].numel(), u[0].numel())
+    return torch.linalg.eigvalsh((J + J.transpose(1, 2)) / 2)[:, -1]
+
+
 def derivative(f: Map, u: Field, direction: Field) -> Field:
     """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature)."""
     check_field(u)
