@@ -1,5 +1,8 @@
 """Does the field grow, do its tokens become one, do gradients reach the first layer? u: (batch, token, feature).
 
+How fast may the tokens move apart, and does stabilisation outweigh it? One-sided constants and the two margins of the
+stability theorem are values of each example: (batch,).
+
 Energies are per token, E(u) = ½⟨u, u⟩ with ⟨u, v⟩ = (1/N) Σ_i u_i · v_i = ∫u·v dx, averaged over the batch; so a step
 from u to u⁺ changes the energy by exactly ⟨½(u⁺ + u), u⁺ − u⟩.
 """
@@ -11,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, keep_real, lengths
-from pdelab.metrics.base import clean, mean_along, norm, one_of, real_places
+from pdelab.metrics.base import clean, mean_along, norm, one_of, per_layer, real_places
+from pdelab.metrics.jacobian import Map, logarithmic_norm
 from pdelab.solver import Trajectory
 
 
@@ -42,6 +46,98 @@ def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
 def fluctuation(u: Field, mask: Mask | None = None) -> Tensor:
     """V = ½ (1/N) Σ_i |u_i − μ|²: exactly 0 where all tokens are equal."""
     return _half_square(_residual(clean(u, mask), mask), mask)
+
+
+def spread(u: Field, mask: Mask | None = None) -> Tensor:
+    """σ = √((1/N) Σ_i |u_i − μ|²) of each example: (batch,); the root of P2 eq 9's σ².
+
+    >>> spread(torch.tensor([[[1.0], [3.0]], [[5.0], [5.0]]])).tolist()
+    [1.0, 0.0]
+    """
+    return _size(_residual(clean(u, mask), mask), mask)
+
+
+def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
+    """λ(u) = ⟨u − μ, f(u) − f(μ)⟩/σ² of each example: (batch,), μ the field of equal tokens; NaN where σ = 0.
+
+    For u' = f(u) with an f that keeps tokens equal where they are, the spread grows at exactly this rate, σ' = λ(u) σ.
+    The least one-sided Lipschitz constant that Theorem A of the chapter on stability needs is its supremum.
+
+    >>> growth_towards_mean(lambda u: 3 * u, torch.tensor([[[1.0], [3.0]]])).item()
+    3.0
+    """
+    u = clean(u, mask)
+    rest = _residual(u, mask)
+    with torch.no_grad():
+        change = keep_real(f(u) - f(keep_real(u - rest, mask)), mask)
+    return (rest * change).sum(dim=(1, 2)) / rest.square().sum(dim=(1, 2))
+
+
+def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
+    """The one-sided constant of f at every state of a run: (layer, batch).
+
+    towards: "mean", λ(u) = ⟨u − μ, f(u) − f(μ)⟩/σ² (`growth_towards_mean`); or "all", the logarithmic norm
+    μ(J) = λ_max((J + Jᵀ)/2), which bounds how fast any two neighbouring states separate.
+    """
+    one_of(towards, ("mean", "all"), "towards")
+    if towards == "all":
+        if run.mask is not None:
+            raise ValueError("run must have no mask for towards='all': padding would count as tokens that do not move")
+        return per_layer(lambda u, mask: logarithmic_norm(f, u), run)
+    return per_layer(lambda u, mask: growth_towards_mean(f, u, mask), run)
+
+
+def basin_margin(
+    u: Field, *, strength: float | Tensor, growth: float | Tensor, eps: float | Tensor, mask: Mask | None = None
+) -> Tensor:
+    """γ/√(σ² + ε) − λ of each example: (batch,). Above zero u lies in the basin, and σ decays at least at this rate.
+
+    strength is γ and eps ε of `SpatialStabilization`; growth is λ, a one-sided constant towards the mean. Each may
+    be a tensor, one number for each example.
+
+    >>> u = torch.tensor([[[1.0], [3.0]]])
+    >>> basin_margin(u, strength=2.0, growth=1.5, eps=0.0).item()
+    0.5
+    """
+    _not_negative(strength=strength, eps=eps)
+    variance = spread(u, mask).square() + torch.as_tensor(eps, dtype=u.dtype, device=u.device)
+    return strength / variance.sqrt() - growth
+
+
+def step_margin(
+    *, dt: float, strength: float | Tensor, lipschitz: float | Tensor, eps: float | Tensor, leak: float = 0.0
+) -> float | Tensor:
+    """2 − Δt (γ/√ε + κ + K). Above zero an Euler step of u' = G(u) − κu + S cannot overshoot to a larger spread.
+
+    lipschitz is K, ‖G(u) − G(μ)‖ ≤ Kσ; leak is κ, 2 for P2 eq 5 and 6 together. With ε = 0 no step is small enough.
+
+    >>> step_margin(dt=0.1, strength=1.0, lipschitz=5.0, eps=0.01)
+    0.5
+    """
+    _not_negative(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
+    eps = torch.as_tensor(eps, dtype=torch.float64)
+    steepest = torch.as_tensor(strength, dtype=torch.float64) / eps.sqrt()
+    margin = 2 - dt * (torch.where(eps > 0, steepest, torch.inf) + leak + lipschitz)
+    return margin if margin.ndim else margin.item()
+
+
+def euler_factor(
+    u: Field,
+    *,
+    dt: float,
+    strength: float | Tensor,
+    lipschitz: float | Tensor,
+    eps: float | Tensor,
+    leak: float = 0.0,
+    mask: Mask | None = None,
+) -> Tensor:
+    """q = max{1 − Δt(γ/√(σ² + ε) + κ − K), Δt(γ/√ε + κ + K) − 1} of each example: (batch,).
+
+    If q < 1, then σ_n ≤ qⁿ σ for Euler steps of u' = G(u) − κu + S from u, ‖G(v) − G(μ)‖ ≤ K‖v − μ‖.
+    """
+    slow = 1 - dt * basin_margin(u, strength=strength, growth=lipschitz - leak, eps=eps, mask=mask)
+    fast = 1 - step_margin(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
+    return torch.maximum(slow, torch.as_tensor(fast, dtype=slow.dtype, device=slow.device).expand_as(slow))
 
 
 def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
@@ -109,6 +205,17 @@ def _scaled(u: Field) -> Field:
 def _residual(u: Field, mask: Mask | None) -> Field:
     """u − 1μᵀ, zero where no token is."""
     return keep_real(u - mean_along(u, mask, 1), mask)
+
+
+def _size(u: Field, mask: Mask | None) -> Tensor:
+    """√((1/N) Σ_i |u_i|²) of each example: (batch,)."""
+    return (u.square().sum(dim=(1, 2)) / lengths(u, mask).flatten()).sqrt()
+
+
+def _not_negative(**given: float | Tensor) -> None:
+    for name, value in given.items():
+        if not (torch.as_tensor(value) >= 0).all():
+            raise ValueError(f"{name} must not be negative; not {value}")
 
 
 def _half_square(u: Field, mask: Mask | None) -> Tensor:

@@ -6,16 +6,24 @@ from hypothesis import given
 from systems import WIDTH, field, fields, layered, padded
 from torch import nn
 
-from pdelab import Diffusion, Interaction, solve
+from pdelab import RK4, Diffusion, Interaction, Reaction, SpatialStabilization, solve
+from pdelab.field import laplacian_eigenvalues
 from pdelab.metrics.base import per_layer
+from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.metrics.stability import (
+    basin_margin,
     energy,
+    euler_factor,
     fluctuation,
     gradient_norms,
+    growth_along,
+    growth_towards_mean,
     mean_energy,
     nonuniformity,
+    spread,
     stable_rank,
     state_gradients,
+    step_margin,
 )
 
 
@@ -157,3 +165,86 @@ def test_state_gradients_ignore_padding_and_states_after_the_loss():
 def test_wrong_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# One-sided constants and margins
+
+
+@given(u=fields())
+def test_the_squares_of_the_spreads_are_twice_the_fluctuation(u):
+    close(spread(u).square().mean() / 2, fluctuation(u))
+
+
+def test_padding_changes_neither_spread_nor_growth():
+    sequences = [field(1, n, seed=n) for n in (6, 4, 5)]
+    u, mask = padded(sequences, (0, 2, 1))
+    term = Reaction(WIDTH, 8, activation="tanh").double()
+    alone = [growth_towards_mean(term, s) for s in sequences]
+    close(torch.cat(alone), growth_towards_mean(lambda v: term(v, 0.0, mask), u, mask))
+    close(torch.cat([spread(s) for s in sequences]), spread(u, mask))
+
+
+@pytest.mark.parametrize("term", [Interaction(WIDTH, 2), Reaction(WIDTH, 8, activation="tanh"), Diffusion(0.3)])
+def test_the_spread_grows_at_exactly_the_rate_towards_the_mean(term):
+    """σ' = λ(u)σ, by a central difference along the flow: terms that keep equal tokens equal."""
+    term, u, h = term.double(), field(), 1e-4
+    with torch.no_grad():
+        ahead, behind = (solve(lambda v, s=s: s * term(v), u, steps=1, dt=h, integrator=RK4()).final for s in (1, -1))
+    slope = (spread(ahead) - spread(behind)) / (2 * h)
+    torch.testing.assert_close(slope / spread(u), growth_towards_mean(term, u), rtol=1e-5, atol=1e-7)
+
+
+def test_diffusion_pulls_towards_the_mean_by_its_slowest_mode_and_its_logarithmic_norm_is_zero():
+    """Over all pairs of states diffusion gains nothing, since a pair may differ by a constant."""
+    n, u = 6, field(64, 6, 1)
+    slowest = laplacian_eigenvalues(n)[1].item()
+    assert (growth_towards_mean(Diffusion(1.0), u) <= slowest * (1 - 1e-12)).all()
+    close(torch.zeros(2), logarithmic_norm(Diffusion(1.0), u[:2]), atol=1e-9)
+
+
+def test_growth_along_a_run_is_that_of_its_states():
+    run = solve(Diffusion(0.1), field(), steps=3, dt=0.01)
+    for towards, one in (("mean", growth_towards_mean), ("all", logarithmic_norm)):
+        found = growth_along(Diffusion(0.1), run, towards)
+        assert found.shape == (4, 2)
+        close(found[2], one(Diffusion(0.1), run.states[2]))
+    assert growth_along(lambda u: 0 * u, solve(Diffusion(0.1), field(), steps=1, dt=0.01)).abs().max() == 0
+
+
+def test_bad_input_to_growth_along_is_refused():
+    run = solve(Diffusion(0.1), field(), steps=1, dt=0.01)
+    with pytest.raises(ValueError, match="towards must be one of mean, all"):
+        growth_along(Diffusion(0.1), run, "zero")
+    u, mask = padded([field(1, 6, seed=1), field(1, 4, seed=2)], (0, 2))
+    with pytest.raises(ValueError, match="run must have no mask"):
+        growth_along(Diffusion(0.1), solve(Diffusion(0.1), u, steps=1, dt=0.01, mask=mask), "all")
+
+
+def test_the_sign_of_the_basin_margin_tells_decay_from_growth():
+    """F = u: the spread of each example moves at exactly minus the margin times itself."""
+    u = field(5) * torch.linspace(0.1, 3, 5, dtype=torch.float64).view(-1, 1, 1)
+    gamma, eps = torch.linspace(2, 1, 5, dtype=torch.float64), 0.3
+    margin = basin_margin(u, strength=gamma, growth=1.0, eps=eps)
+    assert (margin > 0).any()
+    assert (margin < 0).any()
+    stabilise = SpatialStabilization(lambda x, t: gamma.unsqueeze(-1).expand_as(x), eps)
+    close(-margin, growth_towards_mean(lambda v: v + stabilise(v), u))
+
+
+def test_one_euler_step_meets_the_factor_at_both_ends_of_its_interval():
+    """F = ±Ku has the factor |1 − Δt γ/√(σ² + ε)| + ΔtK: small steps meet q as σ → σ₀, overshooting ones as σ → 0."""
+    settings = {"strength": 1.0, "eps": 0.01, "lipschitz": 0.5}
+    for dt, sign, size in ((0.05, 1, 1.0), (0.18, -1, 1e-9)):
+        u = size * field(1) / spread(field(1))
+        q = euler_factor(u, dt=dt, **settings)
+        after = solve(lambda v, s=sign: s * 0.5 * v + SpatialStabilization(1.0, 0.01)(v), u, steps=1, dt=dt).final
+        close(spread(after) / spread(u), q, atol=1e-9)
+
+
+def test_a_step_has_no_margin_without_eps_and_loses_it_where_zero_repels():
+    assert step_margin(dt=1e-9, strength=1.0, lipschitz=0.0, eps=0.0) == -math.inf
+    assert step_margin(dt=0.2, strength=1.0, lipschitz=0.0, eps=0.01) == pytest.approx(0, abs=1e-12)
+    with pytest.raises(ValueError, match="strength must not be negative"):
+        step_margin(dt=0.1, strength=-1.0, lipschitz=0.0, eps=0.01)
+    with pytest.raises(ValueError, match="eps must not be negative"):
+        basin_margin(field(), strength=1.0, growth=0.0, eps=-0.01)

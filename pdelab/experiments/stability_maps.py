@@ -1,0 +1,269 @@
+"""The stability theorem on fields: exact laws, real attention with its constants, and phase diagrams.  (P2 Theorem 3.3)
+
+u' = F(u) + S(u), S = −γ(u − μ)/√(σ² + ε) as in P2 eq 9. For F = λu the spread obeys σ' = (λ − γ/√(σ² + ε))σ exactly,
+so every statement about it has a known answer. For attention and a feed-forward network λ comes from the weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdelab.equation import MasterEquation
+from pdelab.field import Field, token_mean
+from pdelab.integrators import RK4, Euler, Integrator
+from pdelab.metrics.stability import spread
+from pdelab.seeds import normal
+from pdelab.solver import solve
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
+from pdelab.terms.stabilization import SpatialStabilization
+
+# Exact laws for F = λu.
+
+
+def extinction_time(sigma0: float, gamma: float, growth: float) -> float:
+    """t* = λ⁻¹ ln(γ/(γ − λσ₀)), when σ' = λσ − γ reaches 0 (ε = 0); σ₀/γ for λ = 0; infinite outside the basin.
+
+    >>> round(extinction_time(1.0, 2.0, 1.0), 4), extinction_time(1.0, 2.0, 0.0), extinction_time(3.0, 2.0, 1.0)
+    (0.6931, 0.5, inf)
+    """
+    if growth * sigma0 >= gamma:
+        return math.inf
+    return sigma0 / gamma if growth == 0 else -math.log1p(-growth * sigma0 / gamma) / growth
+
+
+def spread_without_eps(t: np.ndarray, sigma0: float, gamma: float, growth: float) -> np.ndarray:
+    """σ(t) = e^{λt}σ₀ − γ(e^{λt} − 1)/λ until it is 0, and 0 from then on: the solution of σ' = λσ − γ."""
+    t = np.asarray(t, dtype=float)
+    factor = t if growth == 0 else np.expm1(growth * t) / growth
+    law = np.exp(growth * t) * sigma0 - gamma * factor
+    return np.where(t < extinction_time(sigma0, gamma, growth), law, 0.0)
+
+
+def spread_bound(t: np.ndarray, sigma0: float, gamma: float, growth: float, eps: float) -> np.ndarray:
+    """σ₀ e^{−(γ/√(σ₀² + ε) − λ)t}, what the theorem allows from inside the basin."""
+    return sigma0 * np.exp(-(gamma / math.sqrt(sigma0**2 + eps) - growth) * np.asarray(t, dtype=float))
+
+
+def basin_edge(gamma: float | np.ndarray, growth: float, eps: float) -> np.ndarray:
+    """σ_c = √((γ/λ)² − ε), where growth and stabilisation balance; 0 if γ < λ√ε, infinite for λ ≤ 0.
+
+    >>> basin_edge(2.0, 1.0, 0.25).round(4).item()
+    1.9365
+    """
+    gamma = np.asarray(gamma, dtype=float)
+    if growth <= 0:
+        return np.full_like(gamma, np.inf)
+    return np.sqrt(np.maximum((gamma / growth) ** 2 - eps, 0.0))
+
+
+def floor(forcing: float, gamma: float, growth: float, eps: float) -> float:
+    """σ_*, the least root of γσ/√(σ² + ε) − λσ = φ: where the spread stays if constants are pushed apart by φ.
+
+    Infinite if there is none: then the forcing outweighs the stabilisation for every σ.
+
+    >>> round(floor(0.6, 1.0, 0.0, 1.0), 6)     # σ/√(σ² + 1) = 0.6
+    0.75
+    """
+    if forcing == 0:
+        return 0.0
+    if growth == 0 and forcing >= gamma:
+        return math.inf
+    # for λ > 0 the left side rises up to (σ² + ε)^{3/2} = γε/λ and falls from there on
+    top = math.inf if growth <= 0 else math.sqrt(max((gamma * eps / growth) ** (2 / 3) - eps, 0.0))
+
+    def excess(sigma: float) -> float:
+        return gamma * sigma / math.sqrt(sigma**2 + eps) - growth * sigma - forcing
+
+    high = top
+    if math.isinf(top):
+        high = 1.0
+        while excess(high) < 0 and high < 1e12:
+            high *= 2
+    if excess(high) < 0:
+        return math.inf
+    low = 0.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return high
+
+
+def euler_map(a: np.ndarray, dt: float, gamma: float, growth: float, eps: float) -> np.ndarray:
+    """a⁺ = a(1 + Δtλ − Δtγ/√(a² + ε)), one Euler step of u = μ + a·w, F = λ(u − μ); the spread is |a|."""
+    size = np.sqrt(a**2 + eps)
+    return a * (1 + dt * growth) - dt * gamma * np.divide(a, size, out=np.zeros_like(a), where=size > 0)
+
+
+def two_cycle(dt: float, gamma: float, growth: float, eps: float) -> tuple[float, float]:
+    """The spread √(s² − ε) of the cycle a → −a → a, s = Δtγ/(2 + Δtλ), and its multiplier 1 − (2 + Δtλ)(1 − ε/s²).
+
+    It exists if Δt(γ/√ε − λ) > 2, else (0, 1); it attracts if the multiplier lies in (−1, 1).
+
+    >>> [round(x, 4) for x in two_cycle(1.0, 2.0, 1.0, 0.25)]
+    [0.441, -0.3125]
+    """
+    s = dt * gamma / (2 + dt * growth)
+    if s**2 <= eps:
+        return 0.0, 1.0
+    return math.sqrt(s**2 - eps), 1 - (2 + dt * growth) * (1 - eps / s**2)
+
+
+# Fields and equations.
+
+
+def fields(spreads: Tensor, means: Tensor | float, tokens: int, width: int, seed: int) -> Field:
+    """Random fields with these spreads σ and these lengths of the mean |μ|, one for each: (batch, token, feature)."""
+    count = len(spreads)
+    shape, place = normal(seed, "shape", size=(count, tokens, width)), normal(seed, "mean", size=(count, 1, width))
+    shape = shape - token_mean(shape)
+    place = place / place.norm(dim=-1, keepdim=True)
+    means = torch.as_tensor(means, dtype=shape.dtype).expand(count)
+    return means.view(-1, 1, 1) * place + (spreads / spread(shape)).view(-1, 1, 1) * shape
+
+
+def block(
+    seed: int, *, width: int = 8, heads: int = 2, hidden: int = 16, gain: float = 1.0, activation: str = "relu"
+) -> MasterEquation:
+    """A[u] + R[u] as P2 eq 5 and 6 print them, −u included; weights N(0, gain²/fan-in), biases of size 0.3."""
+    terms = Interaction(width, heads, leak=True), Reaction(width, hidden, activation=activation, leak=True)
+    made = MasterEquation(*terms).double().requires_grad_(False)
+    for name, value in made.named_parameters():
+        size = gain / math.sqrt(value.shape[1]) if value.ndim == 2 else 0.3
+        value.copy_(size * normal(seed, "block", name, size=value.shape))
+    return made
+
+
+def gradient_block(seed: int, *, width: int = 2, hidden: int = 8, value: float = 3.0) -> MasterEquation:
+    """A block that pushes tokens apart: W_Q = W_K = 1, V = v·1 and FFN(z) = Wᵀ relu(Wz), a slope of a convex function.
+
+    Attention with these weights is studied in Geshkovski et al. (2023). −u included, no biases.
+    """
+    terms = Interaction(width, leak=True, bias=False), Reaction(width, hidden, leak=True, bias=False)
+    made = MasterEquation(*terms).double().requires_grad_(False)
+    attention, network = made.terms
+    one, inner = torch.eye(width), normal(seed, "gradient block", size=(hidden, width)) / math.sqrt(hidden)
+    attention.qkv.weight.copy_(torch.cat([one, one, value * one]))
+    attention.out.weight.copy_(one)
+    network.inner.weight.copy_(inner)
+    network.outer.weight.copy_(inner.T)
+    return made
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the theorems ask of F = Att + FFN − κu on N tokens; c = N unless a smaller column sum is known."""
+
+    value: float  # ‖V‖, summed over the heads
+    feedforward: float  # f, a Lipschitz constant of FFN
+    tokens: float  # c, the largest column sum of P
+    leak: float  # κ
+
+    @property
+    def lipschitz(self) -> float:
+        """K = √c ‖V‖ + f: ‖G(u) − G(μ)‖ ≤ Kσ for G = Att + FFN."""
+        return math.sqrt(self.tokens) * self.value + self.feedforward
+
+    @property
+    def growth(self) -> float:
+        """λ = √c ‖V‖ + f − κ."""
+        return self.lipschitz - self.leak
+
+
+def constants(equation: MasterEquation, tokens: int) -> Constants:
+    """The constants of an equation made of one Interaction and one Reaction, from the weights alone."""
+    attention, network = equation.terms
+    _, _, values = attention.qkv.weight.split(attention.width)
+    size = attention.width // attention.heads
+    heads = zip(attention.out.weight.split(size, dim=1), values.split(size), strict=True)
+    value = sum(torch.linalg.matrix_norm(out @ inner, 2).item() for out, inner in heads)
+    inner, outer = (torch.linalg.matrix_norm(layer.weight, 2).item() for layer in (network.inner, network.outer))
+    return Constants(abs(attention.strength) * value, outer * inner, tokens, attention.leak + network.leak)
+
+
+def stabilised(rate: Callable[[Field], Field], gamma: float | Tensor, eps: float) -> Callable[[Field], Field]:
+    """u ↦ F(u) + S(u), with one γ for all examples or one for each: (batch,)."""
+    strength = gamma if isinstance(gamma, float | int) else lambda x, t: gamma.unsqueeze(-1).expand_as(x)
+    term = SpatialStabilization(strength, eps)
+    return lambda u: rate(u) + term(u)
+
+
+@dataclass(frozen=True)
+class Course:
+    """σ, |μ| and E of every example over time: (time, batch) each."""
+
+    t: np.ndarray
+    spread: np.ndarray
+    mean: np.ndarray
+
+    @property
+    def energy(self) -> np.ndarray:
+        """E = ½(|μ|² + σ²)."""
+        return (self.mean**2 + self.spread**2) / 2
+
+
+def follow(
+    rate: Callable[[Field], Field], u0: Field, *, T: float, steps: int, integrator: Integrator | None = None
+) -> Course:
+    """Solve u' = rate(u) up to T (RK4 unless another integrator is given) and note σ and |μ| after every step."""
+    with torch.no_grad():
+        run = solve(
+            rate,
+            u0,
+            steps=steps,
+            dt=T / steps,
+            integrator=integrator or RK4(),
+            keep=lambda u: torch.stack([spread(u), token_mean(u).flatten(1).norm(dim=1)]),
+        )
+    seen = torch.stack(run.states).numpy()
+    return Course(np.array(run.times), seen[:, 0], seen[:, 1])
+
+
+# Phase diagrams.
+
+
+def basin_map(
+    rate: Callable[[Field], Field],
+    sigmas: Sequence[float],
+    gammas: Sequence[float],
+    *,
+    eps: float,
+    T: float,
+    steps: int,
+    mean: float = 0.5,
+    tokens: int = 6,
+    width: int = 2,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """σ(T)/σ₀ and E(T)/E(0) from every start σ₀ under every γ: (γ, σ₀) each."""
+    grid = torch.cartesian_prod(torch.as_tensor(gammas).double(), torch.as_tensor(sigmas).double())
+    one = torch.ones(1, dtype=torch.float64)
+    shape, place = fields(one, 0.0, tokens, width, seed), fields(0 * one, mean, tokens, width, seed)
+    u0 = place + grid[:, 1].view(-1, 1, 1) * shape  # the same field everywhere, only stretched
+    course = follow(stabilised(rate, grid[:, 0], eps), u0, T=T, steps=steps)
+    spreads, energies = ((x[-1] / x[0]).reshape(len(gammas), len(sigmas)) for x in (course.spread, course.energy))
+    return spreads, energies
+
+
+def step_map(
+    growth: float,
+    dts: Sequence[float],
+    gammas: Sequence[float],
+    *,
+    eps: float,
+    sigma0: float,
+    steps: int,
+    tokens: int = 6,
+    seed: int = 0,
+) -> np.ndarray:
+    """max σ_n/σ₀ over the last half of the Euler steps, F = λ(u − μ), for every Δt and γ: (γ, Δt)."""
+    grid = torch.cartesian_prod(torch.as_tensor(gammas).double(), torch.as_tensor(dts).double())
+    u0 = fields(torch.full_like(grid[:, 0], sigma0), 0.0, tokens, 1, seed)
+    rate = stabilised(lambda u: growth * (u - token_mean(u)), grid[:, 0], eps)
+    dt = grid[:, 1].view(-1, 1, 1)  # a step of its own for each example: Δt F is the rate for steps of length 1
+    run = follow(lambda u: dt * rate(u), u0, T=float(steps), steps=steps, integrator=Euler())
+    return (run.spread[steps // 2 :].max(axis=0) / sigma0).reshape(len(gammas), len(dts))

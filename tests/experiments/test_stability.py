@@ -1,0 +1,266 @@
+"""The stability theorem and P1's scheme against exact solutions, second methods, and the adversary."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pdelab import RK4, Euler, solve
+from pdelab.experiments import adversary, attack_scheme, attack_stability, scheme
+from pdelab.experiments import stability_maps as maps
+from pdelab.experiments.continuum import slope
+from pdelab.field import token_mean
+from pdelab.metrics.jacobian import lipschitz
+from pdelab.metrics.stability import growth_towards_mean, spread
+from pdelab.seeds import normal
+
+# Exact laws
+
+
+@pytest.mark.parametrize("growth", [-1.0, 0.0, 1.0])
+def test_the_spread_dies_at_the_predicted_time(growth):
+    """RK4 on the field, ε = 0, against σ' = λσ − γ, up to 0.99 of the time at which σ is 0."""
+    end = maps.extinction_time(1.5, 2.0, growth)
+    u0 = maps.fields(torch.tensor([1.5], dtype=torch.float64), 1.0, 5, 3, 0)
+    course = maps.follow(maps.stabilised(lambda u: growth * u, 2.0, 0.0), u0, T=0.99 * end, steps=200)
+    law = maps.spread_without_eps(course.t, 1.5, 2.0, growth)
+    np.testing.assert_allclose(course.spread[:, 0], law, rtol=1e-6)
+    np.testing.assert_allclose(course.mean[:, 0], np.exp(growth * course.t), rtol=1e-6)
+    np.testing.assert_allclose(course.energy, (course.mean**2 + course.spread**2) / 2)
+    assert maps.spread_without_eps(np.array([end]), 1.5, 2.0, growth)[0] == 0
+
+
+def test_outside_the_basin_the_spread_follows_the_growing_solution():
+    u0 = maps.fields(torch.tensor([2.1], dtype=torch.float64), 0.0, 4, 2, 0)
+    course = maps.follow(maps.stabilised(lambda u: u, 2.0, 0.0), u0, T=3.0, steps=300)
+    assert course.spread[-1, 0] == pytest.approx(2 + 0.1 * math.exp(3), rel=1e-6)
+    assert maps.extinction_time(2.1, 2.0, 1.0) == math.inf
+
+
+def test_fields_have_the_spread_and_the_mean_asked_for():
+    u = maps.fields(
+        torch.tensor([0.5, 2.0], dtype=torch.float64), torch.tensor([3.0, 0.1], dtype=torch.float64), 7, 3, 1
+    )
+    np.testing.assert_allclose(spread(u), [0.5, 2.0], rtol=1e-12)
+    np.testing.assert_allclose(token_mean(u).flatten(1).norm(dim=1), [3.0, 0.1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("growth", [-0.5, 0.0, 0.5])
+def test_the_floor_is_where_a_pushed_field_comes_to_rest(growth):
+    """F = λu + g(x), g of size φ: a long run from zero spread ends at the root."""
+    g = maps.fields(torch.tensor([0.3], dtype=torch.float64), 0.0, 4, 1, 0)
+    course = maps.follow(maps.stabilised(lambda u: growth * u + g, 1.0, 0.04), 1e-6 * g, T=20.0, steps=800)
+    assert course.spread[-1, 0] == pytest.approx(maps.floor(0.3, 1.0, growth, 0.04), rel=1e-6)
+
+
+def test_there_is_no_floor_under_a_push_that_is_too_strong():
+    assert maps.floor(1.5, 1.0, 0.5, 0.04) == math.inf
+    assert maps.floor(1.0, 1.0, 0.0, 0.04) == math.inf
+    assert maps.floor(0.0, 1.0, 0.0, 0.04) == 0
+
+
+def test_the_scalar_map_is_the_euler_step_of_a_field():
+    u = maps.fields(torch.tensor([0.7], dtype=torch.float64), 2.0, 5, 2, 0)
+    rate = maps.stabilised(lambda v: 0.5 * (v - token_mean(v)), 2.0, 0.1)
+    course = maps.follow(rate, u, T=1.5, steps=5, integrator=Euler())
+    a = np.array([0.7])
+    for n in range(1, 6):
+        a = maps.euler_map(a, 0.3, 2.0, 0.5, 0.1)
+        assert abs(a[0]) == pytest.approx(course.spread[n, 0], rel=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "attracts"), [(2.0, True), (3.0, False)])
+def test_the_two_cycle_is_a_cycle_and_its_multiplier_is_the_slope_of_the_map(gamma, attracts):
+    size, multiplier = maps.two_cycle(1.0, gamma, 1.0, 0.25)
+    near = np.array([size - 1e-6, size, size + 1e-6])
+    after = -maps.euler_map(near, 1.0, gamma, 1.0, 0.25)
+    assert after[1] == pytest.approx(size, rel=1e-12)
+    assert (after[2] - after[0]) / 2e-6 == pytest.approx(multiplier, rel=1e-5)
+    assert (abs(multiplier) < 1) == attracts
+
+
+def test_a_cycle_exists_exactly_beyond_the_step_limit():
+    for dt in np.linspace(0.1, 2, 30):
+        exists = maps.two_cycle(dt, 1.0, -0.5, 0.25)[0] > 0
+        assert exists == (dt * (1.0 / 0.5 + 0.5) > 2)
+
+
+# Constants of real blocks
+
+
+@pytest.mark.parametrize("make", [maps.block, maps.gradient_block])
+def test_the_constants_of_a_block_bound_what_it_does(make):
+    equation = make(3)
+    width = equation.terms[0].width
+    u = maps.fields(torch.logspace(-1, 1, 64).double(), torch.logspace(1, -1, 64).double(), 6, width, 2)
+    bound = maps.constants(equation, 6)
+    assert (growth_towards_mean(equation, u) <= bound.growth).all()
+    assert (lipschitz(equation.terms[1], u, steps=20) <= bound.feedforward + 1).all()
+    moved = spread(equation(u) + 2 * u) / spread(u)
+    assert (moved <= bound.lipschitz).all()
+
+
+def test_attention_minus_attention_at_the_mean_is_linear_in_the_fluctuation():
+    """Att(u) − Att(μ) = P(u)(u − μ)Vᵀ, without a derivative of softmax; biases cancel."""
+    attention = maps.block(1).terms[0]
+    u = maps.fields(torch.tensor([2.0], dtype=torch.float64), 5.0, 6, 8, 0)
+    mean = token_mean(u).expand_as(u)
+    exact = torch.zeros_like(u)
+    values, size = attention.qkv.weight[16:], 4
+    for head in range(2):
+        V = attention.out.weight[:, head * size : (head + 1) * size] @ values[head * size : (head + 1) * size]
+        exact = exact + attention.weights(u)[:, head] @ (u - mean) @ V.T
+    torch.testing.assert_close(attention(u) - attention(mean) + (u - mean), exact, rtol=1e-10, atol=1e-10)
+
+
+# Phase diagrams
+
+
+def test_the_basin_map_turns_at_the_edge():
+    sigmas, gammas = [0.5, 1.5, 2.5], [0.4, 1.0, 2.0]
+    grown, energy = maps.basin_map(lambda u: u, sigmas, gammas, eps=0.25, T=8.0, steps=400)
+    edge = maps.basin_edge(np.array(gammas), 1.0, 0.25)[:, None]
+    assert ((grown < 1) == (np.array(sigmas) < edge)).all()
+    assert (energy > 1).all()  # the mean escapes everywhere
+
+
+def test_the_step_map_turns_at_the_step_limit():
+    dts, gammas = np.array([0.1, 0.3, 0.5, 0.7]), np.array([0.8, 1.2, 1.6])
+    stays = maps.step_map(1.0, dts, gammas, eps=0.04, sigma0=0.5, steps=200)
+    limit = dts[None, :] * (gammas[:, None] / 0.2 - 1) < 2
+    assert ((stays < 1e-3) == limit).all()
+
+
+# P1's scheme
+
+
+def test_one_step_of_the_scheme_is_euler_on_the_terms():
+    u, V = normal(0, "u", size=(1, 6, 2)), normal(0, "V", size=(2, 2))
+    D, alpha, dt = 0.01, 0.7, 0.05
+    scheme_step = scheme.one_step(
+        u, diffusive=2 * D * dt * 36, strength=alpha * dt, V=V, extra=lambda v: dt * torch.tanh(v)
+    )
+    direct = u + dt * (D * scheme.laplacian(u) + alpha * token_mean(u) @ V.T + torch.tanh(u))
+    torch.testing.assert_close(scheme_step, direct, rtol=1e-12, atol=1e-12)
+
+
+def test_the_maps_of_the_scheme_turn_where_the_modes_say():
+    xs, ys = np.array([0.2, 0.6, 0.9, 1.1]), np.array([0.05, 0.3, 0.7, 1.2])
+    plain, leak = scheme.scheme_map("plain", xs, ys), scheme.scheme_map("leak", xs, ys)
+    assert (plain == np.where(xs[None, :] > 1, 2, 1).repeat(4, axis=0)).all()
+    assert (leak == np.where(xs[None, :] + ys[:, None] > 1, 2, 0)).all()
+    with pytest.raises(ValueError, match="kind must be plain or leak"):
+        scheme.scheme_map("other", xs, ys)
+
+
+def test_printed_condition_is_eq_21():
+    assert scheme.printed_condition(0.5, 0.25, 2.0)
+    assert not scheme.printed_condition(0.5, 0.25, 2.1)
+
+
+def test_the_step_bound_needs_its_condition():
+    assert scheme.step_bound(2.0, diffusive=0.5, strength=0.1, value=3.0, forcing=0.2).item() == pytest.approx(2.8)
+    assert scheme.step_bound(2.0, diffusive=1.1, strength=0.1, value=3.0).item() == math.inf
+
+
+def test_orders_are_one_in_time_two_in_space_one_in_attention():
+    assert slope((32, 64), scheme.time_errors(5, (32, 64))) == pytest.approx(-1, abs=0.1)
+    assert slope((18, 54), scheme.space_errors(5, (18, 54))) == pytest.approx(-2, abs=0.1)
+    errors, sizes = scheme.attention_errors(5, (0.005, 0.01))
+    assert slope(sizes, errors) == pytest.approx(1, abs=0.05)
+    with pytest.raises(ValueError, match="odd number of times"):
+        scheme.space_errors(5, (81,))
+
+
+@pytest.mark.parametrize(("name", "order"), [("midpoint", 2), ("trapezoid", 2), ("left", 1)])
+def test_the_quadrature_sets_the_order_of_attention(name, order):
+    errors = [scheme.quadrature_error(1, name, n, finest=300) for n in (8, 16)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.25)
+    with pytest.raises(ValueError, match="name must be midpoint"):
+        scheme.rule("simpson", 3)
+
+
+@pytest.mark.parametrize("name", ["midpoint", "trapezoid", "left"])
+def test_rules_integrate_constants_and_two_of_them_lines(name):
+    x, w = scheme.rule(name, 9)
+    assert w.sum().item() == pytest.approx(1)
+    assert ((w @ x).item() == pytest.approx(0.5)) == (name != "left")
+
+
+def test_mixing_changes_attention_by_the_share_of_the_mean():
+    u = scheme.smooth_start(0)(scheme.centres(8))
+    full, none, half = (scheme.problem(0, mixing=m)(u) for m in (1.0, 0.0, 0.5))
+    torch.testing.assert_close(half, (full + none) / 2, rtol=1e-12, atol=1e-12)
+
+
+def test_the_error_bound_holds_for_a_solution_known_exactly():
+    """u = e^{−π²Dt}cos πx: bound and error, second by second method (the discrete mode)."""
+    D, cells, steps, T = 0.1, 10, 20, 0.5
+    rate = math.pi**2 * D
+    lam = -4 * D * cells**2 * math.sin(math.pi / 2 / cells) ** 2
+    error = abs((1 + lam * T / steps) ** steps - math.exp(-rate * T)) * math.cos(math.pi / 2 / cells)
+    bound = scheme.error_bound(
+        torch.tensor(1e-9, dtype=torch.float64), rate**2, math.pi**4, D, 1.0, 0.0, T, T / steps, 1 / cells
+    )
+    assert 0.1 < error / bound.item() < 1
+
+
+# The adversary
+
+
+@pytest.mark.parametrize("name", ["one_sided", "poincare", "euler", "floor"])
+def test_the_stability_theorems_withstand_the_attack_and_smaller_bounds_do_not(name):
+    found = getattr(attack_stability, f"attack_{name}")(7, batch=12, steps=60)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+
+
+def test_the_laws_of_overshooting_steps_withstand_the_attack():
+    assert 0.9 < attack_stability.attack_chatter(7).max() <= 1
+    settled, law, wrong = attack_stability.cycles(7)
+    assert len(settled) > 20
+    torch.testing.assert_close(settled, law, rtol=1e-9, atol=0)
+    assert (wrong / settled > 1.01).any()
+
+
+@pytest.mark.parametrize("name", ["decay", "extinction", "bounded"])
+def test_the_theorems_about_flows_withstand_the_attack(name):
+    found = getattr(attack_stability, f"attack_{name}")(7, batch=4, steps=5)
+    assert 0.7 < found.max() <= 1 + adversary.ROUNDING
+
+
+def test_the_flow_of_the_attack_is_the_flow_of_the_terms():
+    u, *system = attack_stability.draw(0, "flow", 2, 4, 2)
+    gamma, eps, T = (torch.full((2,), x, dtype=torch.float64) for x in (1.5, 0.2, 0.3))
+    mine = attack_stability._integrate(u, system, gamma, eps, T, 40)
+    rate = maps.stabilised(lambda v: attack_stability.push(v, *system), 1.5, 0.2)
+    theirs = solve(rate, u, steps=40, dt=0.3 / 40, integrator=RK4()).final
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_printed_dissipation_fails_for_every_rate_on_offer_and_the_decay_with_it():
+    broken = attack_stability.dissipation_broken(7).view(len(attack_stability.EFFECTIVE), -1)
+    assert (broken.double().mean(dim=1) > 0.1).all()
+    assert attack_stability.decay_broken(7, batch=16).any()
+    assert attack_stability.outside_the_basin(7, batch=16).all()
+
+
+def test_the_corrected_step_bound_withstands_and_each_of_its_terms_is_needed():
+    found = attack_scheme.attack_step(7, batch=12, steps=60)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+    for term in attack_scheme.TERMS:
+        assert attack_scheme.attack_without(7, term) > 0
+    assert attack_scheme.step_condition_dropped(7) == 64
+
+
+def test_the_printed_step_condition_is_broken():
+    assert attack_scheme.printed_condition_broken(7).double().mean() > 0.2
+
+
+def test_the_error_bound_withstands_the_attack_and_its_conditions_are_needed():
+    found = attack_scheme.attack_error(7, batch=16, steps=40)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+    assert attack_scheme.step_condition_needed(7, batch=3).all()
+    assert attack_scheme.smoothness_needed(7).double().mean() > 0.5
+    assert attack_scheme.left_endpoint_below_two(7, fields=1) == 1
+    assert all((found <= 1).all() for found in attack_scheme.order_ratios(7, fields=1).values())
