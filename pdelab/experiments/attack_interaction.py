@@ -1,8 +1,8 @@
 """An adversary against what the chapter on attention states: random search, then gradient ascent.  (P2 eq 5)
 
 Bounds: the quadrature of attention over N tokens, on a grid and at random; the contraction of the diameter in a layer,
-in several and by the flow; the growth of the fluctuation. A law: the angle between tokens on a sphere. A ratio above 1 is a counterexample. The control is
-each bound shrunk to 90 %, and for the law two wrong ones.
+in several and by the flow; the growth of the fluctuation. A law: the angle between tokens on a sphere. A ratio above 1
+is a counterexample. The control is each bound shrunk to 90 %, and for the law two wrong ones.
 """
 
 import torch

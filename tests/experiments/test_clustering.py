@@ -46,7 +46,7 @@ def test_the_bound_of_one_head_is_that_of_its_score_and_value_matrices():
     term = Interaction(3, bias=False).double().requires_grad_(False)
     query, key, value = term.qkv.weight.chunk(3)
     A, V = query.T @ key / math.sqrt(3), term.out.weight @ value
-    wanted = torch.linalg.matrix_norm(V, 2) * clustering.factor(torch.tensor(1.7).double(), A)
+    wanted = torch.linalg.matrix_norm(V, 2) * clustering.factor(torch.tensor(1.7, dtype=torch.float64), A)
     assert clustering.heads_factor(term, 1.7) == pytest.approx(wanted.item(), rel=1e-12)
     u = normal(0, "u", size=(1, 5, 3))
     torch.testing.assert_close(term(u), attention(u, A, V), rtol=0, atol=1e-12)  # these are its A and V
