@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from scipy.integrate import quad
 from torch import Tensor
 
 from pdelab.experiments.adversary import attention, norm2
@@ -41,6 +42,18 @@ def dobrushin(P: Tensor) -> Tensor:
 def factor(delta: Tensor, A: Tensor) -> Tensor:
     """tanh(‖A‖δ²/4): what softmax attention, without a mask, leaves of a diameter δ at most, with ‖V‖ = 1."""
     return torch.tanh(norm2(A) * delta**2 / 4)
+
+
+def heads_factor(term: Interaction, delta: float) -> float:
+    """Σ_h ‖W_Oʰ W_Vʰ‖ tanh(‖A_h‖δ²/4), A_h = W_QʰᵀW_Kʰ/√d_h: what a layer of several heads leaves of δ at most.
+
+    The bounds of the heads add up, so with several heads it may be above 1, and then it says nothing.
+    """
+    query, key, value = (w.split(term.head_width) for w in term.qkv.weight.chunk(3))
+    out = term.out.weight.split(term.head_width, dim=1)
+    size = torch.as_tensor(delta, dtype=term.qkv.weight.dtype)
+    heads = zip(query, key, value, out, strict=True)
+    return sum(norm2(o @ v) * factor(size, q.T @ k / math.sqrt(term.head_width)) for q, k, v, o in heads).item()
 
 
 def causal_factor(u: Tensor, A: Tensor) -> Tensor:
@@ -155,7 +168,9 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 def sphere_rate(u: Tensor, beta: float | Tensor, sign: float = 1.0) -> Tensor:
     """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I."""
     gram = u @ u.transpose(-1, -2)
-    pull = sign * (beta * gram).softmax(dim=-1) @ u
+    itself = torch.eye(u.shape[-2], dtype=torch.bool, device=u.device)
+    # j = i gives (I − u_iu_iᵀ)u_i = 0; left in, its weight near 1 would drown the others by rounding at a large β
+    pull = sign * (beta * gram).softmax(dim=-1).masked_fill(itself, 0) @ u
     # divided by |u|² = 1, or rounding off the sphere would grow where V = −I
     return pull - (pull * u).sum(dim=-1, keepdim=True) / (u * u).sum(dim=-1, keepdim=True) * u
 
@@ -178,6 +193,11 @@ def angle_law(gamma, beta, n: int, sign: float = 1.0) -> Tensor:
     gamma, beta = (torch.as_tensor(x, dtype=torch.float64) for x in (gamma, beta))
     weight = 1 / (torch.exp(beta * (1 - gamma)) + n - 1)  # of one other token
     return sign * 2 * weight * (1 - gamma) * (1 + (n - 1) * gamma)
+
+
+def waiting_time(beta: float, n: int, end: float = 0.9) -> float:
+    """∫_0^end dγ/γ' = ½∫_0^end (e^{β(1−γ)} + n − 1) / ((1−γ)(1 + (n−1)γ)) dγ: from right angles to the cosine `end`."""
+    return quad(lambda gamma: 1 / angle_law(gamma, beta, n).item(), 0, end, epsrel=1e-10, limit=200)[0]
 
 
 def angle_rate(u: Tensor, beta, sign: float = 1.0) -> Tensor:

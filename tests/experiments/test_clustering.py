@@ -8,6 +8,7 @@ import torch
 from pdelab.experiments import attack_interaction, clustering, kernels
 from pdelab.experiments.adversary import ROUNDING, SHRUNK, attention
 from pdelab.seeds import normal
+from pdelab.terms.interaction import Interaction
 
 # Contraction
 
@@ -28,6 +29,27 @@ def test_two_opposite_tokens_meet_the_contraction_bound_exactly():
         one = torch.ones(1, 1, dtype=torch.float64)
         allowed = clustering.factor(clustering.diameter(u), one) * delta
         assert clustering.diameter(attention(u, one, one)).item() == pytest.approx(allowed.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_the_bounds_of_several_heads_add_up_to_a_bound(heads):
+    term = Interaction(8, heads, bias=False).double().requires_grad_(False)
+    for n, weight in enumerate(term.parameters()):
+        weight.copy_(normal(0, "weight", n, size=tuple(weight.shape)))
+    for size in (0.01, 0.3, 3.0):
+        u = size * normal(0, "u", size=(1, 6, 8))
+        delta = clustering.diameter(u).item()
+        assert clustering.diameter(term(u)).item() <= clustering.heads_factor(term, delta) * delta
+
+
+def test_the_bound_of_one_head_is_that_of_its_score_and_value_matrices():
+    term = Interaction(3, bias=False).double().requires_grad_(False)
+    query, key, value = term.qkv.weight.chunk(3)
+    A, V = query.T @ key / math.sqrt(3), term.out.weight @ value
+    wanted = torch.linalg.matrix_norm(V, 2) * clustering.factor(torch.tensor(1.7, dtype=torch.float64), A)
+    assert clustering.heads_factor(term, 1.7) == pytest.approx(wanted.item(), rel=1e-12)
+    u = normal(0, "u", size=(1, 5, 3))
+    torch.testing.assert_close(term(u), attention(u, A, V), rtol=0, atol=1e-12)  # these are its A and V
 
 
 def test_the_diameter_falls_with_the_third_power():
@@ -131,6 +153,33 @@ def test_tokens_with_equal_angles_follow_the_law_and_keep_equal_angles(n, beta, 
         assert others.numpy() == pytest.approx(wanted, abs=1e-7)
 
 
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_the_rate_of_the_angle_follows_the_law_where_a_token_sees_almost_only_itself(n):
+    """At β = 150 the weight of the others is as small as e⁻³⁰⁰, and the rate must still be right in relative terms."""
+    gamma = torch.linspace(-0.9 / (n - 1), 0.9, 12, dtype=torch.float64)
+    found = clustering.angle_rate(clustering.equal_angles(n, gamma), 150.0)
+    # e^{βγ} magnifies a rounding of γ by β: 150 · 2⁻⁵² and some operations
+    torch.testing.assert_close(found, clustering.angle_law(gamma, 150.0, n), rtol=1e-12 * n, atol=0)
+
+
+@pytest.mark.parametrize(("beta", "n"), [(0.0, 3), (2.0, 2), (4.0, 8)])
+def test_tokens_reach_the_cosine_after_the_waiting_time(beta, n):
+    wait = clustering.waiting_time(beta, n, 0.7)
+    assert clustering.follow_law(0.0, beta, n, [0.0, wait], 400)[-1] == pytest.approx(0.7, abs=1e-7)
+
+
+def test_two_tokens_without_scores_wait_as_the_exact_solution_says():
+    """β = 0, n = 2: γ' = 1 − γ², so γ = tanh t."""
+    assert clustering.waiting_time(0.0, 2, 0.5) == pytest.approx(math.atanh(0.5), rel=1e-9)
+
+
+def test_a_long_wait_is_e_to_the_beta_over_two_beta_for_two_tokens():
+    """½e^β ∫e^{−βγ}(1 + γ² + …)dγ = e^β/2β · (1 + 2/β² + …)."""
+    for beta in (12.0, 24.0):
+        share = clustering.waiting_time(beta, 2) * 2 * beta / math.exp(beta)
+        assert share == pytest.approx(1 + 2 / beta**2, abs=2 * 24 / beta**4)
+
+
 def test_angles_on_the_circle_are_followed_past_a_full_turn():
     turns = torch.linspace(0, 9, 30, dtype=torch.float64)
     found = clustering.angles_of([clustering.on_circle(t.reshape(1)) for t in turns])
@@ -142,7 +191,8 @@ def test_angles_on_the_circle_are_followed_past_a_full_turn():
 
 @pytest.mark.parametrize("kind", attack_interaction.SPREAD)
 def test_bounds_on_the_spread_withstand_the_attack_and_smaller_ones_do_not(kind):
-    worst = attack_interaction.attack_spread(kind, 7, batch=16, steps=60).max()
+    steps = 20 if kind == "flow" else 60  # each is an integration
+    worst = attack_interaction.attack_spread(kind, 7, batch=16, steps=steps).max()
     assert SHRUNK < worst <= 1 + ROUNDING
 
 
@@ -164,6 +214,18 @@ def test_the_exact_mean_square_over_samples_is_that_of_many_draws():
     rms = (kernels.read(q[0], drawn, A[0], V[0]) - exact).square().sum(dim=-1).mean().sqrt()
     R = max(u.norm(dim=-1).max(), q.norm())
     assert (rms / kernels.sample_bound(n, A, V, R)).item() == pytest.approx(ratio.item(), rel=0.02)
+
+
+def test_a_search_over_layers_counts_only_starts_of_which_the_theorem_speaks():
+    """Two tokens just beyond the edge q = 1 fly apart; that is no counterexample."""
+    one, v = torch.ones(1, attack_interaction.LAYERS, 1, 1, dtype=torch.float64), torch.tensor([1.5]).double()
+    edge = math.sqrt(4 * math.atanh(1 / 1.5))
+    found = {}
+    for share in (0.9999, 1.0001):
+        pair = torch.tensor([[[0.5], [-0.5]]], dtype=torch.float64) * share * edge
+        found[share] = attack_interaction.layers_ratio(pair, one, one, torch.zeros(1).double(), v.log()).item()
+    assert 0.99 < found[0.9999] <= 1
+    assert found[1.0001] == 0
 
 
 def test_the_law_of_the_angle_stands_and_wrong_laws_fall():
