@@ -34,7 +34,7 @@ def longest(u: Tensor) -> Tensor:
 def ascend(score: Callable[..., Tensor], *start: Tensor, steps: int = 100, rate: float = 0.05) -> Tensor:
     """The largest score each member of the batch reached on its way up, by Adam on the inputs."""
     inputs = [x.clone().requires_grad_(True) for x in start]
-    best = torch.full(start[0].shape[:1], -torch.inf, dtype=start[0].dtype)
+    best = start[0].new_full(start[0].shape[:1], -torch.inf)
     adam = torch.optim.Adam(inputs, lr=rate)
     for _ in range(steps):
         value = score(*inputs)
@@ -60,8 +60,12 @@ def attack_result(
 
     corrected: for each of our statements the ratio value/bound of every attempt, violated above 1 + ROUNDING.
     printed: for each printed statement whether each attempt broke it (bool). figures, controls: further numbers.
-    The control counts the attempts that pass a bound shrunk to SHRUNK, for each statement apart.
+    The control counts the attempts that pass a bound shrunk to SHRUNK, for each statement apart. A ratio that is not
+    finite is refused: NaN > 1 is False, and a search that found nothing but NaN would pass for one that found no fault.
     """
+    for key, found in corrected.items():
+        if not len(found) or not torch.isfinite(found).all():
+            raise ValueError(f"corrected[{key!r}] must hold finite ratios, one an attempt; not {found}")
     ratios = torch.cat(list(corrected.values()))
     printed = printed or {}
     broken = {f"{key}_violations": int(found.sum()) for key, found in printed.items()}
