@@ -22,6 +22,8 @@ def diffusion_matrix(J: Tensor, mask: Mask | None = None) -> Tensor:
     """
     _check_jacobian(J, mask)
     squares = _offsets(J[:, :, :, 0, 0], mask) ** 2 / 2  # (batch, token, token)
+    if mask is not None:  # 0 times a NaN that stands at padding is NaN
+        J = torch.where(_both(mask)[:, :, None, :, None], J, torch.zeros_like(J))
     return torch.einsum("bij,biajc->biac", squares, J)
 
 
@@ -33,8 +35,7 @@ def diffusivity(J: Tensor, mask: Mask | None = None) -> Tensor:
     [[0.0625, 0.0625]]
     """
     _check_jacobian(J, mask)
-    squares = _offsets(J[:, :, :, 0, 0], mask) ** 2 / 2
-    return (squares * block_traces(J)).sum(-1)
+    return diffusion_matrix(J, mask).diagonal(dim1=2, dim2=3).mean(-1)
 
 
 def block_traces(J: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def largest_off_diagonal(J: Tensor) -> Tensor:
     _check_jacobian(J)
     apart = ~torch.eye(J.shape[1], dtype=torch.bool, device=J.device)
     blocks = J.abs().amax(dim=(2, 4))  # (batch, token, token)
-    return blocks[:, apart].amax()
+    return torch.where(apart, blocks, torch.zeros_like(blocks)).amax()
 
 
 def symbol(J: Tensor) -> Tensor:
@@ -74,8 +75,7 @@ def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = 
     r = _offsets(P[:, 0], mask)
     power = (r.abs() if absolute else r) ** order
     if mask is not None:
-        both = (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
-        P = torch.where(both, P, torch.zeros_like(P))
+        P = torch.where(_both(mask).unsqueeze(1), P, torch.zeros_like(P))
     return (P * power.unsqueeze(1)).sum(-1)
 
 
@@ -104,7 +104,7 @@ def attention_variance(P: Tensor, reading: str = "moment", mask: Mask | None = N
     if reading == "constant":
         return real
     n = real.sum(dim=1).reshape(-1, 1, 1)
-    P = P if mask is None else torch.where(mask[:, None, None, :], P, torch.zeros_like(P))
+    P = P if mask is None else torch.where(_both(mask).unsqueeze(1), P, torch.zeros_like(P))
     return real * (P.square().sum(-1) / n - (P.sum(-1) / n) ** 2).mean(dim=1)
 
 
@@ -119,15 +119,35 @@ def printed_diffusivity(
     if len(places) != J.shape[1]:
         raise ValueError(f"places must have {J.shape[1]} tokens, as J has; not {len(places)}")
     trace = J.shape[2] * block_traces(J).diagonal(dim1=1, dim2=2)
-    product = position_slope(places) * trace * attention_variance(P, reading, mask)
+    product = _slopes(places, mask, J) * trace * attention_variance(P, reading, mask)
     return keep_real(product.unsqueeze(-1), mask).squeeze(-1)
+
+
+def _slopes(places: Tensor, mask: Mask | None, J: Tensor) -> Tensor:
+    """|∂_x P|² on the real tokens of each sequence, whose spacing is 1 over its own length: (batch, token).
+
+    One token alone has no slope: NaN.
+    """
+    if mask is None or mask.is_meta:
+        return position_slope(places).expand(len(J), -1)
+    found = J.new_zeros(mask.shape)
+    for rows in mask.unique(dim=0):  # a loop over the lengths that occur, not over sequences
+        same = (mask == rows).all(dim=1)
+        slope = position_slope(places[rows]).to(J) if rows.sum() > 1 else J.new_tensor([torch.nan])
+        found[same.unsqueeze(1) & rows] = slope.repeat(int(same.sum()))
+    return found
 
 
 def _offsets(like: Tensor, mask: Mask | None) -> Tensor:
     """x_j − x_i, and 0 where i or j is padding: (batch, i, j). `like`: any (batch, token, …) of the dtype wanted."""
     x = positions(like, mask)
     r = x.unsqueeze(1) - x.unsqueeze(2)
-    return r if mask is None else torch.where(mask.unsqueeze(1) & mask.unsqueeze(2), r, torch.zeros_like(r))
+    return r if mask is None else torch.where(_both(mask), r, torch.zeros_like(r))
+
+
+def _both(mask: Mask) -> Tensor:
+    """True where i and j are real: (batch, i, j)."""
+    return mask.unsqueeze(1) & mask.unsqueeze(2)
 
 
 def _check_jacobian(J: Tensor, mask: Mask | None = None) -> None:

@@ -12,7 +12,7 @@ from torch.func import jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pdelab.field import Field, check_field
-from pdelab.metrics.base import norm
+from pdelab.metrics.base import norm, precise
 
 Map = Callable[[Field], Field]
 
@@ -36,7 +36,7 @@ def influence(f: Map, u: Field) -> Tensor:
     >>> influence(lambda u: 3 * u, torch.ones(1, 2, 2))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return torch.linalg.matrix_norm(jacobian(f, u).transpose(2, 3), 2)  # blocks (feature, feature) last
+    return torch.linalg.matrix_norm(precise(jacobian(f, u)).transpose(2, 3), 2)  # blocks (feature, feature) last
 
 
 def logarithmic_norm(f: Map, u: Field) -> Tensor:
@@ -47,7 +47,7 @@ def logarithmic_norm(f: Map, u: Field) -> Tensor:
     >>> [logarithmic_norm(lambda u, a=a: a * u, torch.ones(1, 1, 2)).item() for a in (3.0, -3.0)]
     [3.0, -3.0]
     """
-    J = jacobian(f, u)
+    J = precise(jacobian(f, u))
     J = J.reshape(len(u), u[0].numel(), u[0].numel())
     return torch.linalg.eigvalsh((J + J.transpose(1, 2)) / 2)[:, -1]
 

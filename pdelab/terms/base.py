@@ -19,6 +19,10 @@ class Term(nn.Module, ABC):
     @abstractmethod
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field: ...
 
+    def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        """The part of the rate that is the −u of P2 eq 5 and 6, which a budget may count apart; None if it has none."""
+        return None
+
 
 def choose(option: str, given: str, known: dict):
     """known[given], or a ValueError that names the option and what would work."""

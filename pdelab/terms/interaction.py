@@ -60,6 +60,9 @@ class Interaction(Term):
         rate = self.strength * self.out(mixed.transpose(1, 2).flatten(2))  # (batch, token, width)
         return rate - u if self.leak else rate
 
+    def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        return -keep_real(u, mask) if self.leak else None
+
     def _allowed(self, u: Field, mask: Mask | None) -> Tensor | None:
         """Which j each i may see, or None for all (or for causal without padding): (batch, 1, 1 or token, token)."""
         if mask is None:
@@ -119,3 +122,9 @@ class SharedOutputInteraction(Interaction):
     def _join(self, mixed: Tensor, u: Field) -> Field:
         total = mixed.sum(dim=1)  # over the heads: (batch, token, head width)
         return self.out(total - self.heads * u if self.leak else total)
+
+    def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        """−H W_O u: here the −u of every head passes through the shared output matrix."""
+        if not self.leak:
+            return None
+        return -self.heads * keep_real(u, mask) @ self.out.weight.T

@@ -64,6 +64,9 @@ class Reaction(Term):
             rate = rate + external
         return keep_real(rate - u if self.leak else rate, mask)
 
+    def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        return -keep_real(u, mask) if self.leak else None
+
     @torch.no_grad()
     def constants(self) -> Constants:
         """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + κ.

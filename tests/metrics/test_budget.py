@@ -15,6 +15,7 @@ from pdelab import (
     LieEuler,
     MasterEquation,
     Reaction,
+    SharedOutputInteraction,
     Strang,
     Trajectory,
     from_torch,
@@ -122,6 +123,29 @@ def test_the_two_leaks_are_one_column_that_takes_two_dt_u():
     together = budget(f, run, Euler())
     assert together.symbols == ("A", "R")
     torch.testing.assert_close(found.energy.sum(dim=1), together.energy.sum(dim=1), rtol=0, atol=1e-13)
+
+
+def test_the_leak_of_a_shared_output_passes_through_its_matrix():
+    f = seeded(lambda: MasterEquation(SharedOutputInteraction(WIDTH, 3)), spread=0.4)
+    run = solve(f, field(), steps=1, dt=0.2)
+    found = budget(f, run, Euler(), leak=True)
+    leak = -0.2 * 3 * field() @ f.terms[0].out.weight.T
+    assert found.symbols == ("A", "−u")
+    torch.testing.assert_close(found.size[0, 1], leak.square().sum(dim=-1).mean().sqrt(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.energy.sum(), budget(f, run, Euler()).energy.sum(), rtol=1e-10, atol=1e-13)
+
+
+def test_half_precision_still_tells_one_equation_from_another():
+    f, other = (equation(seed=seed).to(torch.bfloat16) for seed in (0, 1))
+    run = solve(f, field().to(torch.bfloat16), steps=2, dt=0.5)
+    assert budget(f, run, Euler()).energy.dtype == torch.float32
+    refused(other, run, Euler(), "run was not made by this equation and integrator")
+
+
+def test_shapes_on_the_meta_device():
+    f = equation().to("meta")
+    run = solve(f, field().to("meta"), steps=2, dt=0.1)
+    assert budget(f, run, Euler()).energy.shape == (2, 4)
 
 
 def test_padding_counts_nothing():

@@ -103,6 +103,10 @@ def test_padding_changes_nothing():
         [jacobian(lambda v, m=m: f(v, 0.0, m), one) for one, m in zip(u.split(1), mask.split(1), strict=True)]
     )
     P = f.weights(u, mask).detach()
+    both = mask.unsqueeze(1) & mask.unsqueeze(2)
+    J = torch.where(both[:, :, None, :, None], J, math.nan)  # whatever stands at padding
+    P = torch.where(both.unsqueeze(1), P, math.nan)
+    places = normal(0, "places", size=(u.shape[1], WIDTH))
     for row, one in enumerate(SEQUENCES):
         alone, maps = jacobian(f, one), f.weights(one).detach()
         close(diffusivity(J, mask)[row, mask[row]], diffusivity(alone)[0])
@@ -110,7 +114,19 @@ def test_padding_changes_nothing():
         close(moment(P, 2, mask)[row][:, mask[row]], moment(maps, 2)[0])
         for reading in READINGS:
             close(attention_variance(P, reading, mask)[row, mask[row]], attention_variance(maps, reading)[0])
+        printed = printed_diffusivity(places, J, P, mask=mask)[row]
+        assert (printed[~mask[row]] == 0).all()
+        if len(one[0]) == 1:
+            assert printed[mask[row]].isnan().all()  # one token has no slope
+        else:
+            close(printed[mask[row]], printed_diffusivity(places[mask[row]], alone, maps)[0])
     assert (diffusivity(J, mask)[~mask] == 0).all()
+    assert (attention_variance(P, "weights", mask)[~mask] == 0).all()
+
+
+def test_one_token_has_no_neighbour():
+    assert largest_off_diagonal(torch.ones(2, 1, 3, 1, 3)) == 0
+    assert diffusivity(torch.ones(1, 1, 2, 1, 2)).tolist() == [[0.0]]
 
 
 def test_the_slope_of_sines_is_their_frequency():
