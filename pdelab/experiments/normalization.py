@@ -180,6 +180,18 @@ def norm_figures(pairs: list[tuple[Field, Field]]) -> Figures:
 
 
 @torch.no_grad()
+def set_energies(model: Model) -> list[float]:
+    """½(|g|² + |b|²) of each LayerNorm: the mean energy of what it returns if the directions are spread evenly."""
+    norms = [
+        term.norm
+        for equation in model.equation.equations
+        for term in equation.terms
+        if isinstance(term, LayerNormRate | PreNorm)
+    ]
+    return [((norm.weight.square().sum() + norm.bias.square().sum()) / 2).item() for norm in norms]
+
+
+@torch.no_grad()
 def growth_used(model: Model, states: tuple[Field, ...]) -> float:
     """(max_i|u_i| at the end − at the start)/Σ M over the branches of a pre-LayerNorm model: at most 1."""
     longest = [u.norm(dim=-1).max().item() for u in (states[0], states[-1])]
@@ -204,7 +216,7 @@ def measure(
 def _figures(kind: str, model: Model, run: Trajectory) -> Figures:
     found = {name: per_layer(f, run).tolist() for name, f in (("energy", energy), ("fluctuation", fluctuation))}
     if kind in ("post", "pre"):
-        found |= norm_figures(at_norms(model, run.states[0]))
+        found |= norm_figures(at_norms(model, run.states[0])) | {"set": set_energies(model)}
     if kind == "pre":
         found["growth_used"] = growth_used(model, run.states)
     return found
@@ -226,4 +238,4 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             found.diverged[kind] = record.stopped_at or record.step
         else:
             found.figures |= {f"{kind}/{name}": value for name, value in figures.items()}
-    return found.result("normalization", task, scale, seed, trained_with=SETTINGS.that_matter())
+    return found.result("normalization", task, scale, seed, settings=SETTINGS.that_matter())

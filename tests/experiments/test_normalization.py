@@ -257,6 +257,22 @@ def test_norms_of_untrained_blocks_set_the_energy_to_half_the_width():
             torch.testing.assert_close(pairs[-1][1], run.final)
 
 
+@pytest.mark.parametrize("kind", ["post", "pre"])
+def test_evenly_spread_directions_leave_a_norm_with_the_energy_that_its_gains_and_biases_set(kind):
+    """½E|g ⊙ x̂ + b|² = ½(|g|² + |b|²), for gains and biases drawn at random, within four standard errors."""
+    task = TASKS["images"][Scale.SMOKE]
+    model = normalization.build(kind, task, task.load(0), 0)
+    norms = [term.norm for equation in model.equation.equations for term in equation.terms if hasattr(term, "norm")]
+    z = normal(1, "directions", size=(5000, task.width)).float()
+    for k, norm in enumerate(norms):
+        with torch.no_grad():
+            norm.weight.copy_(1 + normal(k, "g", size=(task.width,)))
+            norm.bias.copy_(normal(k, "b", size=(task.width,)))
+            energies = norm(z).square().sum(dim=-1) / 2
+        error = 4 * energies.std().item() / math.sqrt(len(z))
+        assert normalization.set_energies(model)[k] == pytest.approx(energies.mean().item(), abs=error)
+
+
 def test_eq_9_in_the_place_of_layernorm_pulls_tokens_together():
     task = TASKS["images"][Scale.SMOKE]
     data = task.load(0)
