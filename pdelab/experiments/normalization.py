@@ -104,6 +104,17 @@ def layer_norm_flow(u0: Field, t: float, strength: float = 1.0) -> Field:
     return left * u0 + (1 - left) * layer_norm(u0, u0.shape[-1:], eps=0.0)
 
 
+def mismatch(term: Term, u: Field) -> Tensor:
+    """min over γ_i ≥ 0 of ‖γT[u] − (LN(u) − u)‖ / ‖LN(u) − u‖, a rate for each token: (batch,); ε = 0 in LN.
+
+    0 if the term is LayerNorm as a rate, up to its strength; 1 if no strength brings it nearer than 0 does.
+    """
+    want, given = layer_norm(u, u.shape[-1:], eps=0.0) - u, term(u)
+    best = (given * want).sum(dim=-1, keepdim=True) / given.square().sum(dim=-1, keepdim=True)
+    off = best.nan_to_num(0.0).clamp(min=0) * given - want  # where the term vanishes every rate does the same
+    return off.flatten(1).norm(dim=-1) / want.flatten(1).norm(dim=-1)
+
+
 def size_bound(t: np.ndarray, start: float, strength: float, growth: float, forcing: float = 0.0) -> np.ndarray:
     """‖u(t)‖ ≤ e^{−κt}‖u₀‖ + (γ + f₀)(1 − e^{−κt})/κ with κ = γ − λ, and ‖u₀‖ + (γ + f₀)t at κ = 0."""
     t, rate = np.asarray(t, dtype=float), strength - growth
