@@ -104,6 +104,17 @@ def layer_norm_flow(u0: Field, t: float, strength: float = 1.0) -> Field:
     return left * u0 + (1 - left) * layer_norm(u0, u0.shape[-1:], eps=0.0)
 
 
+def mismatch(term: Term, u: Field) -> Tensor:
+    """min over γ_i ≥ 0 of ‖γT[u] − (LN(u) − u)‖ / ‖LN(u) − u‖, a rate for each token: (batch,); ε = 0 in LN.
+
+    0 if the term is LayerNorm as a rate, up to its strength; 1 if no strength brings it nearer than 0 does.
+    """
+    want, given = layer_norm(u, u.shape[-1:], eps=0.0) - u, term(u)
+    best = (given * want).sum(dim=-1, keepdim=True) / given.square().sum(dim=-1, keepdim=True)
+    off = best.nan_to_num(0.0).clamp(min=0) * given - want  # where the term vanishes every rate does the same
+    return off.flatten(1).norm(dim=-1) / want.flatten(1).norm(dim=-1)
+
+
 def size_bound(t: np.ndarray, start: float, strength: float, growth: float, forcing: float = 0.0) -> np.ndarray:
     """‖u(t)‖ ≤ e^{−κt}‖u₀‖ + (γ + f₀)(1 − e^{−κt})/κ with κ = γ − λ, and ‖u₀‖ + (γ + f₀)t at κ = 0."""
     t, rate = np.asarray(t, dtype=float), strength - growth
@@ -180,6 +191,18 @@ def norm_figures(pairs: list[tuple[Field, Field]]) -> Figures:
 
 
 @torch.no_grad()
+def set_energies(model: Model) -> list[float]:
+    """½(|g|² + |b|²) of each LayerNorm: the mean energy of what it returns if the directions are spread evenly."""
+    norms = [
+        term.norm
+        for equation in model.equation.equations
+        for term in equation.terms
+        if isinstance(term, LayerNormRate | PreNorm)
+    ]
+    return [((norm.weight.square().sum() + norm.bias.square().sum()) / 2).item() for norm in norms]
+
+
+@torch.no_grad()
 def growth_used(model: Model, states: tuple[Field, ...]) -> float:
     """(max_i|u_i| at the end − at the start)/Σ M over the branches of a pre-LayerNorm model: at most 1."""
     longest = [u.norm(dim=-1).max().item() for u in (states[0], states[-1])]
@@ -204,7 +227,7 @@ def measure(
 def _figures(kind: str, model: Model, run: Trajectory) -> Figures:
     found = {name: per_layer(f, run).tolist() for name, f in (("energy", energy), ("fluctuation", fluctuation))}
     if kind in ("post", "pre"):
-        found |= norm_figures(at_norms(model, run.states[0]))
+        found |= norm_figures(at_norms(model, run.states[0])) | {"set": set_energies(model)}
     if kind == "pre":
         found["growth_used"] = growth_used(model, run.states)
     return found
@@ -226,4 +249,4 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             found.diverged[kind] = record.stopped_at or record.step
         else:
             found.figures |= {f"{kind}/{name}": value for name, value in figures.items()}
-    return found.result("normalization", task, scale, seed, trained_with=SETTINGS.that_matter())
+    return found.result("normalization", task, scale, seed, settings=SETTINGS.that_matter())
