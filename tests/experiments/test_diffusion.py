@@ -288,6 +288,8 @@ def test_does_it_see_the_curvature_of_the_field(evidence):
     seen = (f(v + P) - f(u + P))[0, middle].abs().max().item()
     curvature = (laplacian(v) - laplacian(u))[0, middle].abs().max().item()
     assert curvature == pytest.approx(c, rel=0.01)
+    near = (-((x - x[middle]) ** 2) / (2 * 0.02**2)).softmax(dim=0)
+    assert (near @ (v - u)[0]).abs().max() > 1e-3, "an average over a window narrower than the bend must see it"
     evidence("printed", holds=seen > 1e-3, fails=seen == 0)
 
 
