@@ -5,9 +5,14 @@ D(x) = ½ Σ_y (y − x)² (1/d) tr J(x, y) is read off Jacobians: of the feed-f
 whole layer, which holds both and the LayerNorms. Then
 
 - log|D| of the layer is regressed on the logarithms of the three factors of P2 eq 8, and on layer indicators alone.
-  Two more regressions tell what an exponent of the trace means: one with both (do the layers merely differ?), and one
-  for the D of the same layer without its feed-forward network, which the trace cannot cause;
-- attention's D is compared with ½ Σ_h m₂ʰ tr(V_h)/d and with the exact formula, `attention_diffusivity`.
+  More regressions tell what an exponent of the trace means: one with both (do the layers merely differ?), one for the D
+  of the same layer without its feed-forward network, which the trace cannot cause, and one for the ratio of the two;
+- at the two end tokens |P'|² is a one-sided difference, longer than a central one for a table that is not smooth. So
+  all regressions are made again without the end tokens (`inner_`), and without the first third of the layers, where D
+  changes its sign and log|D| is a poor measure (`later_`);
+- the D of the layer is compared with tr((I + J_f) D_attention)/d, J_f the block of the network at one token
+  (`composed`), and attention's D with ½ Σ_h m₂ʰ tr(V_h)/d, layer by layer, and with the exact formula,
+  `attention_diffusivity`.
 
 The control is the same model before training.
 """
@@ -24,6 +29,7 @@ from pdelab.metrics.diffusivity import (
     READINGS,
     attention_variance,
     block_traces,
+    diffusion_matrix,
     diffusivity,
     largest_off_diagonal,
     moment,
@@ -77,6 +83,9 @@ def measure_layer(u: Field, w: Field, attention: nn.Module, reaction: nn.Module)
     """
     ffn = jacobian(reaction.term, reaction.norm(w))
     z = attention.norm(u)
+    half = jacobian(lambda v: v + attention(v), u)
+    M = diffusion_matrix(half)  # (batch, token, d, d)
+    network = jacobian(reaction, w).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)  # its blocks at one token
     values, scores = attention_diffusivity(attention.term, z)
     maps = attention.weights(u)
     return {
@@ -84,7 +93,8 @@ def measure_layer(u: Field, w: Field, attention: nn.Module, reaction: nn.Module)
         "ffn": diffusivity(ffn),
         "attention": diffusivity(jacobian(attention.term, z)),
         "layer": diffusivity(jacobian(lambda v: v + attention(v) + reaction(v + attention(v)), u)),
-        "without_ffn": diffusivity(jacobian(lambda v: v + attention(v), u)),
+        "without_ffn": diffusivity(half),
+        "composed": (M + network @ M).diagonal(dim1=-2, dim2=-1).mean(-1),
         "values": values,
         "scores": scores,
         "trace": u.shape[-1] * block_traces(ffn).diagonal(dim1=1, dim2=2),
@@ -101,11 +111,61 @@ def regress(y: Tensor, columns: list[Tensor]) -> tuple[list[float], float]:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    return torch.corrcoef(torch.stack([a, b]))[0, 1].item()
+    return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖/‖b‖."""
+    return ((a - b).norm() / b.norm()).item()
 
 
 def same_sign(a: Tensor, b: Tensor) -> float:
     return (a.sign() == b.sign()).double().mean().item()
+
+
+def share_below_zero(a: Tensor) -> list[float]:
+    """For each layer of (layer, batch, token)."""
+    return (a < 0).double().mean(dim=(1, 2)).tolist()
+
+
+def median_size(a: Tensor) -> list[float]:
+    return a.abs().flatten(1).median(dim=1).values.tolist()
+
+
+def exponents(layers: dict[str, Tensor]) -> Figures:
+    """Regressions of log|D| of the layers on the logarithms of P2's factors; every entry is (layer, batch, token)."""
+    log = {name: part.abs().log().flatten() for name, part in layers.items()}
+    number = torch.arange(len(layers["layer"])).reshape(-1, 1, 1).expand_as(layers["layer"]).flatten()
+    indicators = [(number == n).double() for n in range(1, len(layers["layer"]))]
+    D, factors = log["layer"], [log["slope"], log["trace"], log["variance_moment"]]
+    (alone,), alone_r2 = regress(D, factors[2:])
+    within, within_r2 = regress(D, [*factors, *indicators])
+    without, _ = regress(log["without_ffn"], factors)
+    (network,), _ = regress(D - log["without_ffn"], [log["trace"]])
+    figures: Figures = {
+        "layer_indicators_r2": regress(D, indicators)[1],
+        "moment_alone_exponent": alone,
+        "moment_alone_r2": alone_r2,
+        "within_layers_r2": within_r2,
+        "network_exponent_trace": network,
+    }
+    for k, name in enumerate(("slope", "trace", "variance")):
+        figures |= {f"within_layers_exponent_{name}": within[k], f"without_ffn_exponent_{name}": without[k]}
+    for reading in READINGS:
+        columns = factors[:2] if reading == "constant" else [*factors[:2], log[f"variance_{reading}"]]
+        coefficients, r2 = regress(D, columns)
+        names = ("slope", "trace", "variance")
+        figures |= {f"{reading}_exponent_{name}": c for name, c in zip(names, coefficients, strict=False)}
+        product = layers["slope"] * layers["trace"] * layers[f"variance_{reading}"]
+        figures |= {f"{reading}_r2": r2, f"{reading}_correlation": correlation(product, layers["layer"])}
+    return figures
+
+
+def share_of_the_ends(values: Tensor) -> float:
+    """The share of the variance of (token,) values that two means explain: of the two end tokens, and of the others."""
+    ends, inner = values[[0, -1]], values[1:-1]
+    rest = (ends - ends.mean()).square().sum() + (inner - inner.mean()).square().sum()
+    return 1 - (rest / (values - values.mean()).square().sum()).item()
 
 
 @torch.no_grad()
@@ -113,49 +173,32 @@ def look(model: Model, x: Tensor) -> Figures:
     """Every figure of the experiment, from one model and some examples (in double precision)."""
     model = model.double()
     found = [measure_layer(*layer) for layer in layers_of(model, x.double())]
-    slope = position_slope(model.embed.places.detach()).expand_as(found[0]["layer"])
-
-    def all_of(name: str) -> Tensor:
-        return torch.cat([layer[name].flatten() for layer in found])
-
-    D, attention, values, full = (all_of(k) for k in ("layer", "attention", "values", "scores"))
-    full = full + values
-    log_slope = torch.cat([slope.flatten()] * len(found)).log()
-    number = torch.arange(len(found)).repeat_interleave(found[0]["layer"].numel())
-    indicators = [(number == n).double() for n in range(1, len(found))]
-    figures: Figures = {
+    layers = {name: torch.stack([layer[name] for layer in found]) for name in found[0] if name != "off_diagonal"}
+    slope = position_slope(model.embed.places.detach())
+    layers["slope"] = slope.expand_as(layers["layer"])  # (layer, batch, token), as all of them
+    D, attention, values, scores = (layers[k] for k in ("layer", "attention", "values", "scores"))
+    inner = {name: part[..., 1:-1] for name, part in layers.items()}
+    later = {name: part[len(found) // 3 :] for name, part in inner.items()}
+    return {
         "ffn_off_diagonal": max(layer["off_diagonal"].item() for layer in found),
-        "ffn_diffusivity": max(layer["ffn"].abs().max().item() for layer in found),
-        "negative_share_attention": [(layer["attention"] < 0).double().mean().item() for layer in found],
-        "negative_share_layer": [(layer["layer"] < 0).double().mean().item() for layer in found],
-        "median_size_attention": [layer["attention"].abs().median().item() for layer in found],
-        "median_size_layer": [layer["layer"].abs().median().item() for layer in found],
-        "median_size_without_ffn": [layer["without_ffn"].abs().median().item() for layer in found],
-        "negative_share_trace": (all_of("trace") < 0).double().mean().item(),
-        "sign_agreement_trace": same_sign(all_of("trace"), D),
+        "ffn_diffusivity": layers["ffn"].abs().max().item(),
+        "negative_share_attention": share_below_zero(attention),
+        "negative_share_layer": share_below_zero(D),
+        **{f"median_size_{k}": median_size(layers[k]) for k in ("attention", "layer", "without_ffn")},
+        "negative_share_trace": (layers["trace"] < 0).double().mean().item(),
+        "sign_agreement_trace": same_sign(layers["trace"], D),
         "values_correlation": correlation(values, attention),
         "values_sign_agreement": same_sign(values, attention),
-        "full_correlation": correlation(full, attention),
-        "full_relative_error": ((full - attention).norm() / attention.norm()).item(),
-        "layer_indicators_r2": regress(D.abs().log(), indicators)[1],
+        "values_correlation_layers": [correlation(v, a) for v, a in zip(values, attention, strict=True)],
+        "values_error_layers": [distance(v, a) for v, a in zip(values, attention, strict=True)],
+        "full_correlation": correlation(values + scores, attention),
+        "full_relative_error": distance(values + scores, attention),
+        "composed_relative_error": distance(layers["composed"], D),
+        "slope_variance_at_ends": share_of_the_ends(slope.log()),
+        **exponents(layers),
+        **{f"inner_{name}": value for name, value in exponents(inner).items()},
+        **{f"later_{name}": value for name, value in exponents(later).items()},
     }
-    factors = [log_slope, all_of("trace").abs().log(), all_of("variance_moment").log()]
-    within, within_r2 = regress(D.abs().log(), [*factors, *indicators])
-    without, _ = regress(all_of("without_ffn").abs().log(), factors)
-    figures["within_layers_r2"] = within_r2
-    for k, name in enumerate(("slope", "trace", "variance")):
-        figures |= {f"within_layers_exponent_{name}": within[k], f"without_ffn_exponent_{name}": without[k]}
-    (alone,), alone_r2 = regress(D.abs().log(), [all_of("variance_moment").log()])
-    figures |= {"moment_alone_exponent": alone, "moment_alone_r2": alone_r2}
-    for reading in READINGS:
-        columns = [log_slope, all_of("trace").abs().log(), all_of(f"variance_{reading}").log()]
-        kept = columns[:2] if reading == "constant" else columns
-        coefficients, r2 = regress(D.abs().log(), kept)
-        names = ("slope", "trace", "variance")
-        figures |= {f"{reading}_exponent_{name}": c for name, c in zip(names, coefficients, strict=False)}
-        product = all_of("trace") * log_slope.exp() * all_of(f"variance_{reading}")
-        figures |= {f"{reading}_r2": r2, f"{reading}_correlation": correlation(product, D)}
-    return figures
 
 
 @experiment(Scale.SMOKE, Scale.BOOK)
