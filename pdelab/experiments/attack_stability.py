@@ -262,8 +262,8 @@ def attack_bounded(seed: int, batch: int = 32, steps: int = 40) -> Tensor:
 def floor_ratio(w: Tensor, source: Tensor, numbers: Tensor, steps: int = 40) -> Tensor:
     """σ(T)/σ_* for F = λu + g(x), ‖g − mean g‖ = φ, from σ₀ = σ_*, the floor, in any direction w: at most 1.
 
-    numbers (batch, 3): ln σ_*, ln ε and λ, of either sign: below ε/(σ_*² + ε)^{3/2}, where γσ/√(σ² + ε) − λσ stops to
-    rise at σ_* and the hypothesis with it; φ = γσ_*/√(σ_*² + ε) − λσ_* with γ = 1.
+    numbers (batch, 3): ln σ_*, ln ε and λ, of either sign: below ε/(σ_*² + ε)^{3/2}, where γσ/√(σ² + ε) − λσ stops
+    rising at σ_*, so that the hypothesis holds just above σ_*; φ = γσ_*/√(σ_*² + ε) − λσ_* with γ = 1.
     """
     level, eps = numbers[:, 0].exp(), numbers[:, 1].exp()
     growth = (1 - numbers[:, 2].exp()) * eps / (level**2 + eps) ** 1.5
