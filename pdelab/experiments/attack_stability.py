@@ -262,14 +262,16 @@ def attack_bounded(seed: int, batch: int = 32, steps: int = 40) -> Tensor:
 def floor_ratio(w: Tensor, source: Tensor, numbers: Tensor, steps: int = 40) -> Tensor:
     """σ(T)/σ_* for F = λu + g(x), ‖g − mean g‖ = φ, from σ₀ = σ_*, the floor, in any direction w: at most 1.
 
-    numbers (batch, 3): ln σ_*, ln ε and λ ≤ 0 by its logarithm; φ = γσ_*/√(σ_*² + ε) − λσ_* with γ = 1.
+    numbers (batch, 3): ln σ_*, ln ε and λ, of either sign: below ε/(σ_*² + ε)^{3/2}, where γσ/√(σ² + ε) − λσ stops
+    rising at σ_*, so that the hypothesis holds just above σ_*; φ = γσ_*/√(σ_*² + ε) − λσ_* with γ = 1.
     """
-    level, eps, growth = numbers[:, 0].exp(), numbers[:, 1].exp(), -numbers[:, 2].exp()
+    level, eps = numbers[:, 0].exp(), numbers[:, 1].exp()
+    growth = (1 - numbers[:, 2].exp()) * eps / (level**2 + eps) ** 1.5
     forcing = level / (level**2 + eps).sqrt() - growth * level
     w, source = centred(w), centred(source)
     u = (level / size(w)).view(-1, 1, 1) * w
     g = (forcing / size(source)).view(-1, 1, 1) * source
-    wide = (x.view(-1, 1, 1) for x in (growth, eps, 2 / (1 / eps.sqrt() - growth) / steps))
+    wide = (x.view(-1, 1, 1) for x in (growth, eps, 2 / (1 / eps.sqrt() + growth.abs()) / steps))
     k, e, dt = wide
 
     def rate(v: Tensor) -> Tensor:
@@ -303,17 +305,25 @@ def dissipation_broken(seed: int, batch: int = 1000) -> Tensor:
 
 
 def decay_broken(seed: int, batch: int = 64) -> Tensor:
-    """E(t) > E(0)e^{−δt} for some t ≤ 1, δ = 2(γ − λ_c), in systems that meet the printed hypotheses: γ = 1.5 λ_c.
+    """E(t) > E(0)e^{−δt} for some t ≤ 1, δ = 2(γ − λ_c), in systems above the printed threshold; γ is that of eq 9.
 
     Attention to all tokens alike, A(u) = Vμ − u, and R(u) = U tanh(Wu) − u have the Lipschitz constants ‖V‖ + 1 and
-    ‖U‖‖W‖ + 1 everywhere; λ_c is their sum.
+    ‖U‖‖W‖ + 1 everywhere; λ_c is their sum. γ/λ_c from 1.05 to 3, σ₀, |μ| and 10ε from 0.01 to 10, log-uniform.
     """
-    u0 = fields(torch.ones(batch, dtype=torch.float64), 1.0, 6, 3, seed)
+    generator = stream(seed, "decay broken")
+    sigma0, mean, eps = torch.pow(10, 3 * torch.rand(3, batch, generator=generator, dtype=torch.float64) - 2)
+    excess = 1.05 + 1.95 * torch.rand(batch, generator=generator, dtype=torch.float64)
+    u0 = fields(sigma0, mean, 6, 3, seed)
     V, W, U = (0.5 * normal(seed, "decay", k, size=(batch, 3, 3)) for k in "VWU")
     threshold = norm2(V) + norm2(U) * norm2(W) + 2
-    gamma = 1.5 * threshold
-    none = torch.zeros_like(V)
-    course = follow(stabilised(lambda u: push(u, none, V, W, U) - 2 * u, gamma, 0.01), u0, T=1.0, steps=400)
+    gamma, none = excess * threshold, torch.zeros_like(V)
+    wide, soft = gamma.view(-1, 1, 1), eps.view(-1, 1, 1) / 10
+
+    def rate(u: Tensor) -> Tensor:
+        rest = centred(u)
+        return push(u, none, V, W, U) - 2 * u - wide * rest / (size(rest).view(-1, 1, 1) ** 2 + soft).sqrt()
+
+    course = follow(rate, u0, T=1.0, steps=1200)
     allowed = course.energy[0] * torch.exp(-torch.outer(torch.as_tensor(course.t), gamma - threshold) * 2).numpy()
     return torch.as_tensor((course.energy > allowed * (1 + 1e-6)).any(axis=0))
 

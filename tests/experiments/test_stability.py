@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdelab import RK4, Euler, solve
+from pdelab import RK4, Diffusion, Euler, solve
 from pdelab.experiments import adversary, attack_scheme, attack_stability, scheme
 from pdelab.experiments import stability_maps as maps
 from pdelab.experiments.continuum import slope
@@ -86,7 +86,31 @@ def test_a_cycle_exists_exactly_beyond_the_step_limit():
         assert exists == (dt * (1.0 / 0.5 + 0.5) > 2)
 
 
+def test_from_below_the_floor_the_spread_rises_to_it():
+    """σ₀ = 0 lies below the floor of φ = 0.3, so the inequality must be asked for above σ_*, not only up to σ₀."""
+    g = maps.fields(torch.tensor([0.3], dtype=torch.float64), 0.0, 4, 1, 0)
+    course = maps.follow(maps.stabilised(lambda u: 0 * u + g, 1.0, 0.04), 0 * g, T=30.0, steps=1200)
+    assert course.spread[-1, 0] == pytest.approx(maps.floor(0.3, 1.0, 0.0, 0.04), rel=1e-6)
+    assert course.spread[-1, 0] == pytest.approx(0.3 * 0.2 / math.sqrt(1 - 0.09), rel=1e-6)
+
+
 # Constants of real blocks
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_values_push_from_the_mean_by_half_of_one_plus_the_root_of_half_the_tokens(tokens):
+    """sup ⟨w, Pw⟩/σ² over rows p ≥ 0 of sum 1, one feature: (1 + √(N/2))/2, less than the √N of the lemma."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(64, tokens, generator=generator, dtype=torch.float64)
+    P = torch.randn(64, tokens, tokens, generator=generator, dtype=torch.float64)
+
+    def gain(w, P):
+        w = w - w.mean(dim=1, keepdim=True)
+        return (w * (P.softmax(dim=-1) @ w.unsqueeze(-1)).squeeze(-1)).sum(dim=1) / w.square().sum(dim=1)
+
+    best = adversary.ascend(gain, w, P, steps=500, rate=0.1).max().item()
+    law = (1 + math.sqrt(tokens / 2)) / 2
+    assert 0.98 * law < best <= law
 
 
 @pytest.mark.parametrize("make", [maps.block, maps.gradient_block])
@@ -253,14 +277,76 @@ def test_the_corrected_step_bound_withstands_and_each_of_its_terms_is_needed():
     assert attack_scheme.step_condition_dropped(7) == 64
 
 
-def test_the_printed_step_condition_is_broken():
-    assert attack_scheme.printed_condition_broken(7).double().mean() > 0.2
+@pytest.mark.parametrize("where", attack_scheme.LEFT_OUT)
+def test_the_printed_step_condition_is_broken_at_both_ends_and_by_what_it_leaves_out(where):
+    assert attack_scheme.printed_condition_broken(7, where).double().mean() > 0.2
+
+
+def test_without_values_outflow_or_network_nothing_breaks_the_printed_condition():
+    """At W_V = 0 only diffusion is left, and x ≤ 1: growth comes from what eq 21 leaves out."""
+    u, none = normal(0, "u", size=(50, 6, 2)), torch.zeros(50, 2, 2, dtype=torch.float64)
+    x = torch.linspace(0, 1, 50, dtype=torch.float64).view(-1, 1, 1)
+    for ends in attack_scheme.ENDS:
+        grown = scheme.growth_in_steps(
+            lambda v, e=ends: scheme.one_step(v, diffusive=x, strength=0.0, V=none, ends=e), u, 200
+        )
+        assert (grown <= 1 + 1e-12).all()
+    with pytest.raises(ValueError, match="where must be one of"):
+        attack_scheme.printed_condition_broken(0, "elsewhere")
+
+
+def test_a_bias_of_attention_belongs_to_the_forcing_of_the_step_bound():
+    """One token at 0 moves by Δtα|b|: the bound without it is 0."""
+    after = scheme.one_step(
+        torch.zeros(1, 1, 1, dtype=torch.float64),
+        diffusive=0.5,
+        strength=0.1,
+        V=torch.ones(1, 1, dtype=torch.float64),
+        extra=lambda v: torch.full_like(v, 0.1 * 2.0),
+    )
+    allowed = scheme.step_bound(0.0, diffusive=0.5, strength=0.1, value=1.0, forcing=0.1 * 2.0)
+    assert after.item() == pytest.approx(allowed.item())
+    assert scheme.step_bound(0.0, diffusive=0.5, strength=0.1, value=1.0).item() == 0
+
+
+@pytest.mark.parametrize("ends", attack_scheme.ENDS)
+@pytest.mark.parametrize("ratio", [1.0, 1.2])
+def test_heat_mode_by_mode_is_what_stepping_gives_before_rounding_has_grown(ends, ratio):
+    """16 cells, 43 or 52 steps: rounding of 1e-16 has grown by at most 1.4^43 = 2e6."""
+    x, k = scheme.centres(16), torch.arange(1, 80, dtype=torch.float64)
+    waves = (torch.sin if ends == "absorbing" else torch.cos)(math.pi * torch.outer(x, k))
+    u0 = scheme.all_modes(x, 0.5, ends)
+    torch.testing.assert_close(u0, waves @ 0.5**k, rtol=1e-12, atol=1e-12)
+    steps = math.ceil(2 * 0.1 * 16**2 / ratio)
+    end = solve(Diffusion(1.0, boundary=ends), u0.view(1, -1, 1), steps=steps, dt=0.1 / steps).final.flatten()
+    error = (end - waves @ (0.5**k * torch.exp(-0.1 * (k * math.pi) ** 2))).abs().max().item()
+    assert error == pytest.approx(scheme.heat_error(16, ratio, 0.5, ends), rel=1e-6)
+
+
+@pytest.mark.parametrize("ends", attack_scheme.ENDS)
+def test_heat_converges_with_order_two_up_to_the_step_limit_and_explodes_beyond(ends):
+    below = [scheme.heat_error(cells, 1.0, 0.5, ends) for cells in (40, 80)]
+    assert math.log2(below[0] / below[1]) == pytest.approx(2, abs=0.1)
+    beyond = [scheme.heat_error(cells, 1.2, 0.5, ends) for cells in (20, 40)]
+    assert beyond[1] > 1e10 * beyond[0]
+
+
+def test_a_single_cosine_explodes_by_rounding_only():
+    """cos πx is a mode of the grid: stepped exactly it converges at 2DΔt/Δx² = 1.2 too, in double it does not."""
+    cells, steps = 60, math.ceil(0.2 * 60**2 / 1.2)
+    mode = torch.cos(math.pi * scheme.centres(cells)).view(1, -1, 1)
+    rate = -4 * cells**2 * math.sin(math.pi / 2 / cells) ** 2
+    exactly = (1 + rate * 0.1 / steps) ** steps - math.exp(-(math.pi**2) * 0.1)
+    stepped = solve(Diffusion(1.0), mode, steps=steps, dt=0.1 / steps).final - math.exp(-(math.pi**2) * 0.1) * mode
+    assert abs(exactly) < 1e-3
+    assert stepped.abs().max() > 1e10
 
 
 def test_the_error_bound_withstands_the_attack_and_its_conditions_are_needed():
     found = attack_scheme.attack_error(7, batch=16, steps=40)
     assert 0.9 < found.max() <= 1 + adversary.ROUNDING
     assert attack_scheme.step_condition_needed(7, batch=3).all()
-    assert attack_scheme.smoothness_needed(7).double().mean() > 0.5
+    assert attack_scheme.order_lost(7, averaged=False).double().mean() > 0.5
+    assert not attack_scheme.order_lost(7, averaged=True).any()
     assert attack_scheme.left_endpoint_below_two(7, fields=1) == 1
     assert all((found <= 1).all() for found in attack_scheme.order_ratios(7, fields=1).values())
