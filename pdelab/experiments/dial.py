@@ -32,7 +32,13 @@ from pdelab.terms.reaction import Reaction
 from pdelab.training import DIVERGED
 
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # Δt of the trained models
-LAYERS = 6
+# name: (both −u?, gain of the first matrices, steps Δt); doubled matrices change the size of the state alone
+KINDS = {
+    "leaky": (True, 1.0, STEPS),
+    "residual": (False, 1.0, STEPS),
+    "leaky_twice": (True, 2.0, STEPS),
+    "residual_twice": (False, 2.0, (0.5,)),
+}
 
 
 def identity_weight(equation: MasterEquation, dt: float, width: int = 4, tokens: int = 3) -> float:
@@ -159,8 +165,11 @@ def task_of(scale: Scale) -> Task:
     )
 
 
-def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int) -> Model:
-    """Att + FFN by Euler on the sum with step Δt, with both −u or with none; the same first weights for every Δt."""
+def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int, gain: float = 1.0) -> Model:
+    """Att + FFN by Euler on the sum with step Δt, with both −u or with none; the same first weights for every Δt.
+
+    gain: multiplies the first matrices of every layer, and so the length of its branches; Δt and the weight of u stay.
+    """
 
     def layer() -> MasterEquation:
         return MasterEquation(
@@ -170,6 +179,9 @@ def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int) -> M
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derive(seed, "dial"))
         stack = Layered([layer() for _ in range(task.depth)], dt)
+    with torch.no_grad():
+        for weights in stack.parameters():
+            weights.mul_(gain if weights.ndim > 1 else 1.0)
     core = Model(stack, steps=task.depth, dt=dt, integrator=Euler())
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_ends(core, task.width, **ends, seed=derive(seed, "dial", "ends"))
@@ -190,19 +202,21 @@ def _mean_square(u: Field) -> Tensor:
 
 @experiment(Scale.SMOKE, Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """Models trained at nine Δt, with both −u and with none: accuracy, gradient, fidelity (P2 eq 4-6).
+    """Models trained at nine Δt, with both −u and with none; the same with doubled first matrices (P2 eq 4-6).
 
-    Every figure is a list over Δt. fidelity: P2 thm 3.4's ρ of the last state. gradient: the median over training of
-    the norm for all weights; untrained_gradient: that of the first step. untrained_law: the dial law, measured lengths.
+    Every figure is a list over the Δt of KINDS. fidelity: P2 thm 3.4's ρ of the last state. gradient: the median over
+    training of the norm for all weights; untrained_gradient: that of the first step. untrained_law: the dial law,
+    measured lengths. untrained_size: the length of the last state over that of the first. other_input: ρ with
+    another example.
     """
     task = task_of(scale)
     data = task.load(seed)
     probe = data.test.take(slice(0, task.probe))
     figures: dict[str, list[float]] = {}
     controls: dict[str, list[float]] = {}
-    for name, leak in (("leaky", True), ("residual", False)):
-        for dt in STEPS:
-            model = dial_model(dt, leak, task, data, seed)
+    for name, (leak, gain, steps) in KINDS.items():
+        for dt in steps:
+            model = dial_model(dt, leak, task, data, seed, gain)
             before = look(model, probe)
             at_start = law_with_lengths(model, before)
             record = trained(model, data, task.settings, derive(seed, "dial", "training"), work, f"{name} {dt:g}")
@@ -220,13 +234,14 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 "untrained_fidelity": fidelity(before, over="state")[-1].item(),
                 "untrained_law": at_start,
                 "untrained_gradient": record.gradient_norms[0],
+                "untrained_size": (_mean_square(before.final) / _mean_square(before.states[0])).sqrt().item(),
                 "other_input": cosine(before.final, before.states[0].roll(1, dims=0), over="state").item(),
             }
             for key, value in start.items():
                 controls.setdefault(f"{name}/{key}", []).append(value)
     return Result(
         experiment="dial",
-        configuration=task.configuration() | {"steps": list(STEPS)},
+        configuration=task.configuration() | {"steps": list(STEPS), "gains": {k: g for k, (_, g, _) in KINDS.items()}},
         scale=scale,
         seed=seed,
         status="finished",

@@ -348,6 +348,16 @@ def test_a_dial_model_has_the_same_first_weights_at_every_step():
     assert (one.dt, other.dt) == (0.1, 0.7)
 
 
+def test_a_gain_multiplies_the_matrices_of_the_layers_and_nothing_else():
+    task = dial.task_of(Scale.SMOKE)
+    data = task.load(0)
+    plain, doubled = (dial.dial_model(0.5, True, task, data, 0, gain) for gain in (1.0, 2.0))
+    for (name, a), b in zip(plain.named_parameters(), doubled.parameters(), strict=True):
+        inside = name.startswith("equation.") and a.ndim > 1
+        assert torch.equal(b, 2 * a if inside else a), name
+    assert plain.dt == doubled.dt
+
+
 # Budgets
 
 
