@@ -31,8 +31,9 @@ from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 from pdelab.training import DIVERGED
 
+SPREAD = 1.1  # see `spread`
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # Δt of the trained models
-# name: (both −u?, gain of the first matrices, steps Δt); doubled matrices change the size of the state alone
+# name: (both −u?, gain of the first matrices, steps Δt); doubled matrices do not change the weight of u
 KINDS = {
     "leaky": (True, 1.0, STEPS),
     "residual": (False, 1.0, STEPS),
@@ -71,6 +72,15 @@ def law(dt: float | Tensor, layers: int, operators: int = 1, ratio: float = 1.0)
     """
     kept = 1 - operators * dt
     return (kept / (kept**2 + operators * (ratio * dt) ** 2) ** 0.5) ** layers
+
+
+def spread(dt: float | Tensor, layers: int, width: int, operators: int = 1) -> float | Tensor:
+    """1.1(1 − ρ²)/√n with ρ of the law: at least the standard deviation of ρ_L over fresh weights, for kL ≥ 2 branches.
+
+    To first order in 1/√n the variance is (1 − ρ²)²(1 − ρ² + cρ²)/n, where c ≤ 9/8 comes from the lengths of the
+    branches and the angles between them; a small turn is known well, whatever the width.
+    """
+    return SPREAD * (1 - law(dt, layers, operators) ** 2) / math.sqrt(width)
 
 
 def relative_step(rho: float, layers: int) -> float:
