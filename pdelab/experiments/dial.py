@@ -33,13 +33,7 @@ from pdelab.training import DIVERGED
 
 SPREAD = 1.1  # see `spread`
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # Δt of the trained models
-# name: (both −u?, gain of the first matrices, steps Δt); doubled matrices do not change the weight of u
-KINDS = {
-    "leaky": (True, 1.0, STEPS),
-    "residual": (False, 1.0, STEPS),
-    "leaky_twice": (True, 2.0, STEPS),
-    "residual_twice": (False, 2.0, (0.5,)),
-}
+GAIN = 2.0  # of the first matrices in `run_size`, at the Δt where the identity has weight 0
 
 
 def identity_weight(equation: MasterEquation, dt: float, width: int = 4, tokens: int = 3) -> float:
@@ -212,21 +206,19 @@ def _mean_square(u: Field) -> Tensor:
 
 @experiment(Scale.SMOKE, Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """Models trained at nine Δt, with both −u and with none; the same with doubled first matrices (P2 eq 4-6).
+    """Models trained at nine Δt, with both −u and with none: accuracy, gradient, fidelity (P2 eq 4-6).
 
-    Every figure is a list over the Δt of KINDS. fidelity: P2 thm 3.4's ρ of the last state. gradient: the median over
-    training of the norm for all weights; untrained_gradient: that of the first step. untrained_law: the dial law,
-    measured lengths. untrained_size: the length of the last state over that of the first. other_input: ρ with
-    another example.
+    Every figure is a list over Δt. fidelity: P2 thm 3.4's ρ of the last state. gradient: the median over training of
+    the norm for all weights; untrained_gradient: that of the first step. untrained_law: the dial law, measured lengths.
     """
     task = task_of(scale)
     data = task.load(seed)
     probe = data.test.take(slice(0, task.probe))
     figures: dict[str, list[float]] = {}
     controls: dict[str, list[float]] = {}
-    for name, (leak, gain, steps) in KINDS.items():
-        for dt in steps:
-            model = dial_model(dt, leak, task, data, seed, gain)
+    for name, leak in (("leaky", True), ("residual", False)):
+        for dt in STEPS:
+            model = dial_model(dt, leak, task, data, seed)
             before = look(model, probe)
             at_start = law_with_lengths(model, before)
             record = trained(model, data, task.settings, derive(seed, "dial", "training"), work, f"{name} {dt:g}")
@@ -244,14 +236,47 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 "untrained_fidelity": fidelity(before, over="state")[-1].item(),
                 "untrained_law": at_start,
                 "untrained_gradient": record.gradient_norms[0],
-                "untrained_size": (_mean_square(before.final) / _mean_square(before.states[0])).sqrt().item(),
                 "other_input": cosine(before.final, before.states[0].roll(1, dims=0), over="state").item(),
             }
             for key, value in start.items():
                 controls.setdefault(f"{name}/{key}", []).append(value)
     return Result(
         experiment="dial",
-        configuration=task.configuration() | {"steps": list(STEPS), "gains": {k: g for k, (_, g, _) in KINDS.items()}},
+        configuration=task.configuration() | {"steps": list(STEPS)},
+        scale=scale,
+        seed=seed,
+        status="finished",
+        figures=figures,
+        controls=controls,
+    )
+
+
+@experiment(Scale.SMOKE, Scale.BOOK)
+def run_size(scale: Scale, seed: int, work: Workplace) -> Result:
+    """The models of `run` at Δt = ½, where the identity has weight 0, with the first matrices doubled (P2 eq 4-6).
+
+    leaky: both −u; residual: none. size: the length of the last state over that of the first, before training,
+    also at gain 1.
+    """
+    task, dt = task_of(scale), 0.5
+    data = task.load(seed)
+    probe = data.test.take(slice(0, task.probe))
+
+    def size(model: Model) -> float:
+        states = look(model, probe).states
+        return (_mean_square(states[-1]) / _mean_square(states[0])).sqrt().item()
+
+    figures, controls = {}, {}
+    for name, leak in (("leaky", True), ("residual", False)):
+        model = dial_model(dt, leak, task, data, seed, GAIN)
+        controls[f"{name}/size"] = size(model)
+        controls[f"{name}/size_at_gain_1"] = size(dial_model(dt, leak, task, data, seed))
+        record = trained(model, data, task.settings, derive(seed, "dial", "training"), work, f"{name} doubled")
+        figures[f"{name}/diverged"] = int(record.status == DIVERGED)
+        figures[f"{name}/accuracy"] = 1 / data.classes if record.status == DIVERGED else record.accuracy
+    return Result(
+        experiment="dial_size",
+        configuration=task.configuration() | {"dt": dt, "first_gain": GAIN},
         scale=scale,
         seed=seed,
         status="finished",

@@ -30,6 +30,7 @@ from pdelab.terms.base import Term
 
 WIDTH, HEADS, HIDDEN = 8, 2, 16
 ROUNDING = 1e-10  # of one block in double precision
+DIFFERENT = 0.02  # of the state: far from rounding, and what a depth of fifty layers would make of the whole state
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def test_is_one_step_of_the_printed_sum_an_encoder_block(evidence, leak):
             for d in (0.0, 1e-2)
         ]
         gaps.append(smallest_gap(sums, (Euler(), RK4(), LieEuler()), encoder, tokens("printed")))
-    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > 0.1)
+    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > DIFFERENT)
 
 
 @pytest.mark.claim("P2-eq4")
@@ -102,7 +103,7 @@ def test_is_one_step_on_the_sum_of_attention_norm_network_norm_an_encoder_block(
     for encoder in layers_of_torch():
         equation = from_torch(encoder).equation
         gaps.append(smallest_gap([equation], (Euler(), RK4()), encoder, tokens("sum")))
-    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > 0.1)
+    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > DIFFERENT)
 
 
 @pytest.mark.claim("P2-eq4")
@@ -189,7 +190,7 @@ def test_is_one_step_of_the_earlier_equation_an_encoder_block(evidence, norm_fir
         theirs.layers[0].norm_first = norm_first
         schemes = Euler(), RK4(), LieEuler()
         gaps.append(smallest_gap(sums, schemes, theirs.train(), tokens("earlier")))  # no dropout; off the fast path
-    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > 0.02)
+    evidence("printed", holds=max(gaps) < ROUNDING, fails=min(gaps) > DIFFERENT)
 
 
 @pytest.mark.claim("P1-eq1")
@@ -199,7 +200,7 @@ def test_is_a_residual_block_the_sweep_with_the_residual_inside_the_reaction(evi
     sums = [earlier_like(encoder, 0.0, alpha, extra=1.0) for alpha in (0.25, 0.5, 1.0, 2.0)]
     schemes = Euler(), RK4(), LieEuler()
     gap = smallest_gap(sums, schemes, lambda u: dictionary.torch_block(encoder.layers[0], u), tokens("filed"))
-    evidence("printed", holds=gap < ROUNDING, fails=gap > 0.02)
+    evidence("printed", holds=gap < ROUNDING, fails=gap > DIFFERENT)
 
 
 @pytest.mark.claim("P1-eq1")
@@ -275,7 +276,7 @@ def test_are_the_weights_of_diffusion_made_from_the_tokens_as_those_of_attention
     """‖∂act_i/∂u_j‖ at two states: attention's changes with the state. Does that of the heat flow?"""
 
     def change(act):
-        here, there = (dictionary.reach(act, normal(0, "content", k, size=(1, 16, 4)), 4) for k in (0, 1))
+        here, there = (dictionary.reach(act, normal(0, "content", k, size=(1, 8, 4)), 4) for k in (0, 1))
         return relative(here, there)
 
     assert change(Interaction(4).double().requires_grad_(False)) > 0.01
