@@ -94,20 +94,30 @@ def four_terms(figure, field) -> None:
 def _token_row(ax, symbol: str, chosen: int = 3, tokens: int = 7) -> None:
     """Tokens in a row; arrows end at the chosen one and start at what it reads."""
     colour = TERM_COLOURS[symbol]
+    heights = (0.0, 1.3, 0.2, 1.5, 0.1, 1.2, 0.0) if symbol == "S" else (0.0,) * tokens
     for place in range(tokens):
         reads = {"A": True, "R": place == chosen, "D": abs(place - chosen) == 1, "S": True}[symbol]
-        ax.plot(place, 0, "o", ms=11, mfc=colour if place == chosen else "white", mec=colour if reads else "#999999")
+        ax.plot(
+            place,
+            heights[place],
+            "o",
+            ms=11,
+            mfc=colour if place == chosen else "white",
+            mec=colour if reads else "#999999",
+        )
         if reads and symbol in "AD" and place != chosen:
             _arrow(ax, (place, 0), (chosen, 0), colour, -0.5 if place < chosen else 0.5)
     if symbol == "R":
         _arrow(ax, (chosen - 0.25, 0.2), (chosen + 0.25, 0.2), colour, -3.0, gap=0)
     if symbol == "S":
-        ax.plot((-0.4, 6.4), (1.3, 1.3), "--", color=colour)
-        ax.text(6.4, 1.45, "mean", color=colour, ha="right", fontsize=9)
-        for place in range(tokens):
-            _arrow(ax, (place, 0), (place, 1.35), colour, 0.0)
+        mean = sum(heights) / tokens
+        ax.plot((-0.4, 6.4), (mean, mean), "--", color=colour, lw=1)
+        ax.text(6.55, mean + 0.08, "mean", color=colour, ha="right", fontsize=9)
+        for place, height in enumerate(heights):
+            _arrow(ax, (place, height), (place, mean), colour, 0.0, end_gap=1)
 
 
-def _arrow(ax, start, end, colour: str, bend: float, gap: float = 7) -> None:
-    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.1, "shrinkA": gap, "shrinkB": gap}
+def _arrow(ax, start, end, colour: str, bend: float, gap: float = 7, end_gap: float | None = None) -> None:
+    shrink = {"shrinkA": gap, "shrinkB": gap if end_gap is None else end_gap}
+    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.1} | shrink
     ax.annotate("", end, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})

@@ -80,16 +80,24 @@ def in_phases(leaders: Sequence[str]) -> bool:
     return tuple(dict.fromkeys(leaders)) == PHASES and list(leaders) == sorted(leaders, key="ARS".find)
 
 
-def sum_against_sweep(seed: int, depths: Sequence[int] = DEPTHS, *, uneven: float = 0.0) -> list[float]:
+def sum_against_sweep(
+    seed: int, depths: Sequence[int] = DEPTHS, *, uneven: float = 0.0, settled: int = 0, stretch: float = 1.0
+) -> list[float]:
     """‖Euler on A + S + R + S minus the sweep A, S, R, S‖/‖u₀‖ at t = 1, S = (LN(u) − u)/Δt, for each depth.
 
-    The weights are smooth in depth and u₀ lies on the sphere; ε = 0, b = 0, gains from 1 − uneven to 1 + uneven.
+    The weights are smooth in depth; ε = 0, b = 0, gains from 1 − uneven to 1 + uneven. u₀ lies on the sphere, is taken
+    through LN `settled` times, which brings it near a fixed point of LN, and is stretched.
     """
-    u0, path, found = on_sphere(random_tokens(seed)), smooth_path(seed), []
+    path, found = smooth_path(seed), []
+    gain = torch.linspace(1 - uneven, 1 + uneven, WIDTH, dtype=torch.float64)
+    u0 = on_sphere(random_tokens(seed))
+    for _ in range(settled):
+        u0 = gain * on_sphere(u0)
+    u0 = stretch * u0
     for layers in depths:
         dt = TIME / layers
         norm = LayerNormRate(WIDTH, 1 / dt, 0.0).double().requires_grad_(False)
-        norm.norm.weight.copy_(torch.linspace(1 - uneven, 1 + uneven, WIDTH))
+        norm.norm.weight.copy_(gain)
         blocks = [layer(path(n / layers)).terms for n in range(layers)]
         made = Layered([MasterEquation(a, norm, r, norm) for a, r in blocks], dt)
         ends = [solve(made, u0, steps=layers, dt=dt, integrator=scheme()).final for scheme in (Euler, LieEuler)]

@@ -31,8 +31,9 @@ from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 from pdelab.training import DIVERGED
 
+SPREAD = 1.1  # see `spread`
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # Δt of the trained models
-LAYERS = 6
+GAIN = 2.0  # of the first matrices in `run_size`, at the Δt where the identity has weight 0
 
 
 def identity_weight(equation: MasterEquation, dt: float, width: int = 4, tokens: int = 3) -> float:
@@ -65,6 +66,15 @@ def law(dt: float | Tensor, layers: int, operators: int = 1, ratio: float = 1.0)
     """
     kept = 1 - operators * dt
     return (kept / (kept**2 + operators * (ratio * dt) ** 2) ** 0.5) ** layers
+
+
+def spread(dt: float | Tensor, layers: int, width: int, operators: int = 1) -> float | Tensor:
+    """1.1(1 − ρ²)/√n with ρ of the law: at least the standard deviation of ρ_L over fresh weights, for kL ≥ 2 branches.
+
+    To first order in 1/√n the variance is (1 − ρ²)²(1 − ρ² + cρ²)/n, where c ≤ 9/8 comes from the lengths of the
+    branches and the angles between them; a small turn is known well, whatever the width.
+    """
+    return SPREAD * (1 - law(dt, layers, operators) ** 2) / math.sqrt(width)
 
 
 def relative_step(rho: float, layers: int) -> float:
@@ -159,8 +169,11 @@ def task_of(scale: Scale) -> Task:
     )
 
 
-def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int) -> Model:
-    """Att + FFN by Euler on the sum with step Δt, with both −u or with none; the same first weights for every Δt."""
+def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int, gain: float = 1.0) -> Model:
+    """Att + FFN by Euler on the sum with step Δt, with both −u or with none; the same first weights for every Δt.
+
+    gain: multiplies the first matrices of every layer, and so the length of its branches; Δt and the weight of u stay.
+    """
 
     def layer() -> MasterEquation:
         return MasterEquation(
@@ -170,6 +183,9 @@ def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int) -> M
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derive(seed, "dial"))
         stack = Layered([layer() for _ in range(task.depth)], dt)
+    with torch.no_grad():
+        for weights in stack.parameters():
+            weights.mul_(gain if weights.ndim > 1 else 1.0)
     core = Model(stack, steps=task.depth, dt=dt, integrator=Euler())
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_ends(core, task.width, **ends, seed=derive(seed, "dial", "ends"))
@@ -227,6 +243,40 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     return Result(
         experiment="dial",
         configuration=task.configuration() | {"steps": list(STEPS)},
+        scale=scale,
+        seed=seed,
+        status="finished",
+        figures=figures,
+        controls=controls,
+    )
+
+
+@experiment(Scale.SMOKE, Scale.BOOK)
+def run_size(scale: Scale, seed: int, work: Workplace) -> Result:
+    """The models of `run` at Δt = ½, where the identity has weight 0, with the first matrices doubled (P2 eq 4-6).
+
+    leaky: both −u; residual: none. size: the length of the last state over that of the first, before training,
+    also at gain 1.
+    """
+    task, dt = task_of(scale), 0.5
+    data = task.load(seed)
+    probe = data.test.take(slice(0, task.probe))
+
+    def size(model: Model) -> float:
+        states = look(model, probe).states
+        return (_mean_square(states[-1]) / _mean_square(states[0])).sqrt().item()
+
+    figures, controls = {}, {}
+    for name, leak in (("leaky", True), ("residual", False)):
+        model = dial_model(dt, leak, task, data, seed, GAIN)
+        controls[f"{name}/size"] = size(model)
+        controls[f"{name}/size_at_gain_1"] = size(dial_model(dt, leak, task, data, seed))
+        record = trained(model, data, task.settings, derive(seed, "dial", "training"), work, f"{name} doubled")
+        figures[f"{name}/diverged"] = int(record.status == DIVERGED)
+        figures[f"{name}/accuracy"] = 1 / data.classes if record.status == DIVERGED else record.accuracy
+    return Result(
+        experiment="dial_size",
+        configuration=task.configuration() | {"dt": dt, "first_gain": GAIN},
         scale=scale,
         seed=seed,
         status="finished",

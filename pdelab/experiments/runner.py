@@ -30,6 +30,7 @@ RUNS = {
     "attack_existence": ("attack_existence", "run"),
     "budgets": ("budgets", "run"),
     "dial": ("dial", "run"),
+    "dial_size": ("dial", "run_size"),
     "attack_master": ("attack_master", "run"),
     "collapse": ("clustering", "run"),
     "attack_interaction": ("attack_interaction", "run"),
