@@ -46,12 +46,15 @@ def task_of(scale: Scale, steps: int | None = None) -> Task:
 def pair(
     kind: str, task: Task, seed: int, work: Workplace = HERE
 ) -> tuple[dict[str, tuple[Budget, Trajectory]], Training]:
-    """The model trained and as it began, each as (budget, run) on the same test examples; and the training."""
+    """The model trained and as it began, each as (budget, run) on the same test examples; and the training.
+
+    A training that diverged leaves nothing to split: no entry is found.
+    """
     data = task.load(seed)
     model, record = fit(kind, task, data, seed, work)
-    if record.status == DIVERGED:
-        raise ArithmeticError(f"the training of {kind} diverged at step {record.stopped_at}")
     probe, found = data.test.take(slice(0, task.probe)), {}
+    if record.status == DIVERGED:
+        return found, record
     for name, one in (("trained", model), ("untrained", build(kind, task, data, seed))):
         run = look(one, probe)
         found[name] = of_model(one, run), run
@@ -115,13 +118,9 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     task = task_of(scale)
     found = Measured()
     for kind in KINDS:
-        try:
-            both, record = pair(kind, task, seed, work)
-        except ArithmeticError:
-            found.diverged[kind] = task.settings.steps
-            continue
-        if any(path.status is Status.DIVERGED for _, path in both.values()):
-            found.diverged[kind] = task.settings.steps
+        both, record = pair(kind, task, seed, work)
+        if not both or any(path.status is Status.DIVERGED for _, path in both.values()):
+            found.diverged[kind] = record.stopped_at or record.step
             continue
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
         found.figures |= {f"{kind}/accuracy": record.accuracy}

@@ -210,6 +210,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 
     Every figure is a list over Δt. fidelity: P2 thm 3.4's ρ of the last state. gradient: the median over training of
     the norm for all weights; untrained_gradient: that of the first step. untrained_law: the dial law, measured lengths.
+    A model that diverged has the figure diverged 1 and no others: NaN.
     """
     task = task_of(scale)
     data = task.load(seed)
@@ -225,17 +226,17 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             after = look(model, probe) if record.status != DIVERGED else None
             lost = after is None or after.status is Status.DIVERGED
             found = {
-                "accuracy": 1 / data.classes if lost else record.accuracy,
+                "accuracy": math.nan if lost else record.accuracy,
                 "diverged": int(lost),
-                "fidelity": 0.0 if lost else fidelity(after, over="state")[-1].item(),
-                "gradient": statistics.median(record.gradient_norms) if record.gradient_norms else 0.0,
+                "fidelity": math.nan if lost else fidelity(after, over="state")[-1].item(),
+                "gradient": math.nan if lost else statistics.median(record.gradient_norms),
             }
             for key, value in found.items():
                 figures.setdefault(f"{name}/{key}", []).append(value)
             start = {
                 "untrained_fidelity": fidelity(before, over="state")[-1].item(),
                 "untrained_law": at_start,
-                "untrained_gradient": record.gradient_norms[0],
+                "untrained_gradient": record.gradient_norms[0] if record.gradient_norms else math.nan,
                 "other_input": cosine(before.final, before.states[0].roll(1, dims=0), over="state").item(),
             }
             for key, value in start.items():
@@ -273,7 +274,7 @@ def run_size(scale: Scale, seed: int, work: Workplace) -> Result:
         controls[f"{name}/size_at_gain_1"] = size(dial_model(dt, leak, task, data, seed))
         record = trained(model, data, task.settings, derive(seed, "dial", "training"), work, f"{name} doubled")
         figures[f"{name}/diverged"] = int(record.status == DIVERGED)
-        figures[f"{name}/accuracy"] = 1 / data.classes if record.status == DIVERGED else record.accuracy
+        figures[f"{name}/accuracy"] = math.nan if record.status == DIVERGED else record.accuracy
     return Result(
         experiment="dial_size",
         configuration=task.configuration() | {"dt": dt, "first_gain": GAIN},

@@ -23,6 +23,7 @@ from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
+from pdelab.training import DIVERGED
 
 WIDTH, HIDDEN = 32, 128
 SCHEMES = {"Euler": Euler, "Heun": Heun, "RK4": RK4}
@@ -344,14 +345,16 @@ def trained(scale: Scale, seed: int, work: Workplace) -> Result:
     task = TASKS["images"][scale]
     data = task.load(seed)
     model, record = fit("transformer", task, data, seed, work)
+    common = {"experiment": "reactions_trained", "configuration": task.configuration(), "scale": scale, "seed": seed}
+    if record.status == DIVERGED:
+        return Result(
+            **common, status="diverged", figures={}, diverged={"transformer": record.stopped_at or record.step}
+        )
     probe = data.test.take(slice(0, task.probe))
     before = build("transformer", task, data, seed)
     model, before = (m.cpu().requires_grad_(False) for m in (model, before))
     return Result(
-        experiment="reactions_trained",
-        configuration=task.configuration(),
-        scale=scale,
-        seed=seed,
+        **common,
         status="finished",
         figures={"accuracy": record.accuracy, **layers_found(model, probe, seed)},
         controls={f"untrained {key}": value for key, value in layers_found(before, probe, seed).items()},
