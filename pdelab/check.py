@@ -16,8 +16,8 @@ class NotYet(AssertionError):
         return [f"Not yet. {self}"]
 
 
-def call(f: Callable, *arguments):
-    """f(*arguments); if it stops with an error or gives back None, that is said in one sentence."""
+def call(f: Callable, *arguments, hint: str = ""):
+    """f(*arguments); if it stops with an error or gives back None, that is said in one sentence, with the hint."""
     try:
         value = f(*arguments)
     except NotImplementedError as error:
@@ -25,22 +25,39 @@ def call(f: Callable, *arguments):
         error._render_traceback_ = lambda: [line]
         raise
     except Exception as error:
-        raise NotYet(f"{f.__name__} stopped with {type(error).__name__}: {error}") from error
+        raise NotYet(f"{f.__name__} stopped with {type(error).__name__}: {error}. {hint}".rstrip(". ") + ".") from error
     if value is None:
         raise NotYet(f"{f.__name__} gave back None. Does it end with `return`?")
     return value
 
 
-def number(f: Callable, *arguments) -> float:
+def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> float:
     """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
-    value = call(f, *arguments)
+    value = call(f, *arguments, hint=hint)
     what = f"{f.__name__}({', '.join(map(repr, arguments))})"
     found = _numbers(value, what)
     if found.shape != ():
         raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")
-    if not np.isfinite(found):
+    if finite and not np.isfinite(found):
         raise NotYet(f"{what} is {float(found)}, not a finite number.")
     return float(found)
+
+
+def array(f: Callable, *arguments, hint: str = "") -> np.ndarray:
+    """f(*arguments) as an array of finite numbers in double precision; lists and tensors do as well."""
+    found = _numbers(call(f, *arguments, hint=hint), f"what {f.__name__} gives back")
+    if not np.all(np.isfinite(found)):
+        raise NotYet(f"{f.__name__} gives back NaN or infinite values. {hint}".rstrip())
+    return found
+
+
+def truth(f: Callable, *arguments, hint: str = "") -> bool:
+    """f(*arguments), which must be one True or False."""
+    found = np.asarray(call(f, *arguments, hint=hint))
+    if found.shape != () or found.dtype.kind not in "bif":
+        kind = f"an array of shape {found.shape}; is a .all() or .any() missing?" if found.shape else f"{found}."
+        raise NotYet(f"{f.__name__} should give back one True or False; you give back {kind} {hint}".rstrip())
+    return bool(found)
 
 
 def close(got, want, what: str, *, hint: str = "", rtol: float = 1e-6, atol: float = 1e-9) -> None:
@@ -69,9 +86,9 @@ def that(condition: bool, what: str, *, hint: str = "") -> None:
 def _numbers(value, what: str) -> np.ndarray:
     if value is None:
         raise NotYet(f"{what}: your function gave back None. Does it end with `return`?")
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value if value.is_complex() else value.double()
+    if isinstance(value, list | tuple):
+        value = [_plain(entry) for entry in value]
+    value = _plain(value)
     if isinstance(value, str):
         raise NotYet(f"{what}: expected a number or an array of numbers, not str.")
     try:
@@ -81,6 +98,14 @@ def _numbers(value, what: str) -> np.ndarray:
         return found.astype(float)
     except (TypeError, ValueError):
         raise NotYet(f"{what}: expected a number or an array of numbers, not {type(value).__name__}.") from None
+
+
+def _plain(value):
+    """A tensor as an array in double precision, so that nothing is rounded on the way; all else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return (value if value.is_complex() else value.double()).numpy()
 
 
 def _diagnosis(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> str:

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +94,60 @@ def test_any_answer_may_be_called_safely():
 
 def test_a_number_in_any_dress_is_a_number():
     assert [check.number(lambda k, v=v: v, 0) for v in (2, 2.0, np.float32(2), torch.tensor(2.0))] == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [[1.0, 2.0], [3.0, 4.0]],
+        np.array([[1, 2], [3, 4]], dtype=np.float32),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True),
+        [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])],
+    ],
+)
+def test_an_array_in_any_dress_is_an_array_in_double_precision(answer):
+    found = check.array(lambda: answer)
+    assert found.dtype == np.float64
+    assert found.tolist() == [[1, 2], [3, 4]]
+
+
+def test_python_floats_are_not_rounded_on_the_way():
+    assert check.array(lambda: [0.1, torch.tensor(0.2, dtype=torch.float64)]).tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("answer", ["text", [[1.0], [1.0, 2.0]], {"a": 1}, [1j]])
+def test_what_is_no_array_is_said_in_words(answer):
+    with pytest.raises(check.NotYet, match="what answer gives back: expected"):
+        check.array(named("answer", answer))
+
+
+def test_an_array_with_nan_is_refused_with_the_hint():
+    with pytest.raises(check.NotYet, match=r"answer gives back NaN or infinite values\. Divide by what"):
+        check.array(named("answer", [math.nan]), hint="Divide by what?")
+
+
+def named(name, value):
+    def f():
+        return value
+
+    f.__name__ = name
+    return f
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), torch.tensor(True), 1])
+def test_a_truth_in_any_dress_is_a_truth(answer):
+    assert check.truth(lambda: answer) is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [(np.array([True, False]), r"\.all\(\) or \.any\(\) missing"), ("yes", "you give back yes")]
+)
+def test_what_is_no_truth_is_said_in_words(answer, words):
+    with pytest.raises(check.NotYet, match=words):
+        check.truth(lambda: answer)
+
+
+def test_a_hint_goes_with_an_error_and_infinity_may_be_allowed():
+    with pytest.raises(check.NotYet, match=r"division by zero\. What if k is 0\?"):
+        check.number(lambda k: 1 / k, 0, hint="What if k is 0?")
+    assert check.number(lambda: math.inf, finite=False) == math.inf
