@@ -10,7 +10,8 @@ One layer, with f a random branch that is as long as its input and LN the LayerN
 | pre-LN | h + α f(LN(h)) | (1 + α²ℓ)^(−1/2) | √((1 + α²L)/(1 + α²ℓ)) |
 | post-LN | LN(h + α f(h)) | (1 + α²)^(−ℓ/2) | 1 |
 
-The laws are limits for width n → ∞ at fixed depth, for an input of unit variance that was chosen before the weights.
+The laws are limits for width n → ∞ at fixed depth, for an input of unit variance and a gradient ∂loss/∂h_L that were
+both chosen before the weights.
 """
 
 import math
@@ -151,9 +152,13 @@ def gradient_law(kind: str, alpha: float, layers: int, gain: float = 1.0) -> Ten
     return {"bare": gain, "skip": math.sqrt(1 + (alpha * gain) ** 2)}.get(kind, 1.0) ** (layers - layer)
 
 
-def gradient_spread(layers: int, width: int = WIDTH) -> float:
-    """4√(L/n), for the logarithm: a product of L factors, each with a relative variance of at most 1/n."""
-    return 4 * math.sqrt(layers / width)
+def gradient_spread(layers: int, width: int = WIDTH, inputs: int = INPUTS) -> float:
+    """L/n + 4√(L/(2mn)), for the logarithm of a gradient of m inputs in n dimensions.
+
+    The square of its length is a product of L factors with relative variance at most 2/(mn), and LayerNorm takes two
+    of n directions away at each layer, so that the logarithm of the length is lower by 1/n.
+    """
+    return layers / width + 4 * math.sqrt(layers / (2 * width * inputs))
 
 
 def rectified_law(start: Tensor) -> float:
@@ -232,13 +237,15 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     figures["off fidelity"] = max(far)
     figures["off fidelity, search"] = search.max().item()
     figures["fidelity bare"] = [fidelities("bare", 1.0, L, seed)[-1] for L in DEPTHS]
-    steep = []
+    steep, steep_wrong = [], []
     for kind in KINDS:
         gains = [gradients(kind, 1.0, L, seed)[0] for L in DEPTHS]
         figures[f"gradient {kind}"] = gains
         for L, g in zip(DEPTHS, gains, strict=True):
             law = gradient_law(kind, 1.0, L)[0].item()
             steep.append(abs(math.log(g / law)) / gradient_spread(L))
+            if kind in ("skip", "pre-LN") and L > 2:
+                steep_wrong.append(abs(math.log(g / math.sqrt(law))) / gradient_spread(L))
     figures["off gradient"] = max(steep)
     for corner in ("bare", "norm", "residual", "residual_norm"):
         for gain in (1.0, math.sqrt(3)):
@@ -258,6 +265,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         figures=figures,
         controls={
             "off the squared law, search": wrong.max().item(),
+            "off the root of the gradient law": min(steep_wrong),
             "fidelity, branch ±h": fidelities("skip", 0.25, 16, seed, branch="sign")[-1],
             "rectified, another input": cosines(rectified_stack(rectified, 8, seed), stranger).tolist(),
         },

@@ -4,8 +4,9 @@ A wide random layer h ← Wφ(h) + b with fresh weights, Var W = σ_w²/n and Va
 
 q ← σ_w² E[φ(√q z)²] + σ_b²,    C(c) = (σ_w² E[φ(√q z₁)φ(√q z₂)] + σ_b²)/q,
 
-with standard normal z₁, z₂ of correlation c, and q at its fixed point. A skip h + αf with |f| = |h| and without
-biases moves the pair only part of the way: c ← (c + α²C(c))/(1 + α²).
+with standard normal z₁, z₂ of correlation c, and q at its fixed point. With a skip, h + αf, both q and the covariance
+qc grow by α² times the right-hand sides. Where |f| = |h| at every layer, as for ReLU with σ_w² = 2 and Gaussian inputs,
+that moves the pair part of the way: c ← (c + α²C(c))/(1 + α²). Where it is not, as for tanh, q drifts.
 """
 
 import math
@@ -28,12 +29,20 @@ def _quadrature(nodes: int = NODES) -> tuple[Tensor, Tensor]:
     return torch.tensor(z), torch.tensor(w / w.sum())
 
 
-def pair_mean(phi: Callable[[Tensor], Tensor], c: Tensor, q: float = 1.0) -> Tensor:
+def _even(spacing: float = 0.08, reach: float = 9.0) -> tuple[Tensor, Tensor]:
+    """Points at equal distances, for bounded φ. For tanh(√q z) the error is about exp(−π²/(spacing √q))."""
+    z = torch.arange(-reach, reach + spacing / 2, spacing, dtype=torch.float64)
+    w = torch.exp(-(z**2) / 2)
+    return z, w / w.sum()
+
+
+def pair_mean(phi: Callable[[Tensor], Tensor], c: Tensor, q: float = 1.0, *, even: bool = False) -> Tensor:
     """E[φ(√q z₁)φ(√q z₂)] for standard normal z₁, z₂ of correlation c, by quadrature: c (…) → (…).
 
-    For smooth φ. A kink, as in ReLU, costs quadrature its precision.
+    For smooth φ. A kink, as in ReLU, costs quadrature its precision. even: points at equal distances, which see a
+    bounded φ that is steep, as tanh is for a large q; Gauss's points are too few near zero.
     """
-    z, w = _quadrature()
+    z, w = _even() if even else _quadrature()
     c = torch.as_tensor(c, dtype=torch.float64)[..., None, None]
     other = c * z[:, None] + (1 - c**2).clamp(min=0).sqrt() * z  # (…, node, node)
     first = phi(math.sqrt(q) * z)[..., :, None]
@@ -73,27 +82,43 @@ class Network:
             q = self.weight * (w * self.phi(math.sqrt(q) * z) ** 2).sum().item() + self.bias
         return q
 
-    def step(self, c: Tensor) -> Tensor:
-        """C(c), or (c + α²C(c))/(1 + α²) with a skip."""
+    def moments(self, c: Tensor, q: float) -> tuple[float, Tensor]:
+        """Variance and covariance of the entries of Wφ(h) + b, where those of h have variance q and covariance qc."""
         if self.activation == "relu":
-            mapped = relu_map(c)
-        else:
-            q = self.q
-            mapped = (self.weight * pair_mean(self.phi, c, q) + self.bias) / q
-        return mapped if self.alpha is None else (c + self.alpha**2 * mapped) / (1 + self.alpha**2)
+            return q, q * relu_map(c)
+        one = torch.ones((), dtype=torch.float64)
+        steep = self.alpha is not None  # a skip makes q grow, layer by layer
+        means = (pair_mean(self.phi, x, q, even=steep) for x in (one, c))
+        variance, covariance = (self.weight * mean + self.bias for mean in means)
+        return variance.item(), covariance
 
-    def slope(self, c: float, gap: float = 1e-5) -> float:
-        """C'(c), by a difference quotient inside [−1, 1]."""
+    def advance(self, c: Tensor, q: float) -> tuple[Tensor, float]:
+        """(c, q) after one layer; with a skip q + α²·variance and (qc + α²·covariance)/(q + α²·variance)."""
+        variance, covariance = self.moments(c, q)
+        if self.alpha is not None:
+            variance, covariance = q + self.alpha**2 * variance, q * c + self.alpha**2 * covariance
+        return covariance / variance, variance
+
+    def slope(self, c: float, q: float | None = None, gap: float = 1e-5) -> float:
+        """C'(c), by a difference quotient inside [−1, 1]; q: the fixed point unless given."""
         low, high = max(c - gap, -1.0), min(c + gap, 1.0)
-        values = self.step(torch.tensor([low, high], dtype=torch.float64))
+        values = self.advance(torch.tensor([low, high], dtype=torch.float64), self.q if q is None else q)[0]
         return ((values[1] - values[0]) / (high - low)).item()
+
+    def states(self, c0: float, layers: int) -> list[tuple[float, float]]:
+        """(c_0, q_0), …, (c_L, q_L) by the maps, from the fixed point of q without a skip.
+
+        ReLU does not see the scale of q, which stays 1 here, since with a skip it would overflow.
+        """
+        found = [(c0, self.q)]
+        for _ in range(layers):
+            c, q = self.advance(torch.tensor(found[-1][0], dtype=torch.float64), found[-1][1])
+            found.append((c.item(), self.q if self.activation == "relu" else q))
+        return found
 
     def path(self, c0: float, layers: int) -> list[float]:
         """c_0, …, c_L by the map."""
-        c = [torch.tensor(c0, dtype=torch.float64)]
-        for _ in range(layers):
-            c.append(self.step(c[-1]))
-        return torch.stack(c).tolist()
+        return [c for c, _ in self.states(c0, layers)]
 
 
 NETWORKS = {
@@ -101,6 +126,7 @@ NETWORKS = {
     "tanh, σ_w² = 4": Network("tanh", 4.0, 0.05),
     "ReLU": Network("relu", 2.0),
     "ReLU with a skip": Network("relu", 2.0, alpha=1.0),
+    "tanh, σ_w² = 1/2, skip": Network("tanh", 0.5, 0.05, alpha=1.0),
 }
 
 
@@ -134,7 +160,7 @@ def spread(name: str, layers: int = LAYERS) -> list[float]:
     m = 8 networks of width n = 512, one value per layer.
     """
     net, variance, found = NETWORKS[name], 0.0, [0.0]
-    for c in net.path(START, layers)[:-1]:
-        variance = net.slope(c) ** 2 * variance + 1
+    for c, q in net.states(START, layers)[:-1]:
+        variance = net.slope(c, q) ** 2 * variance + 1
         found.append(4 * math.sqrt(variance / (WIDTH * COPIES)))
     return found

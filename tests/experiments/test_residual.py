@@ -69,7 +69,7 @@ def test_a_rotating_flow_comes_close_to_the_bound_for_flows():
 
 @pytest.mark.parametrize("name", ["addition", "layers", "flow", "convexity"])
 def test_no_attack_passes_a_bound_and_each_passes_it_shrunk(name):
-    sizes = {"convexity": {"batch": 3, "steps": 5}, "flow": {"batch": 6, "steps": 40}}
+    sizes = {"convexity": {"batch": 16, "steps": 40}, "flow": {"batch": 6, "steps": 40}}
     worst = getattr(attack_residual, f"attack_{name}")(7, **sizes.get(name, {"batch": 24, "steps": 60})).max()
     assert adversary.SHRUNK < worst <= 1 + adversary.ROUNDING
 
@@ -80,17 +80,35 @@ def test_the_printed_bound_holds_up_to_an_addition_as_long_as_the_input_and_fail
 
 
 def test_stacks_without_a_skip_need_not_decay_and_stable_flows_turn_round():
-    broken = attack_residual.attack_decay(7, batch=8)
-    assert broken["rotations"].all()
-    assert broken["rectified"].all()
-    assert broken["positive"].any()
+    kept = attack_residual.attack_decay(7, batch=8)
+    assert kept["rotations"].all()
+    assert kept["rectified"].all()
+    assert not kept["random"].any()  # the control: fresh orthogonal matrices leave the level of chance
     assert attack_residual.attack_stable(7, batch=8).all()
 
 
 def test_the_search_for_decay_sees_decay():
-    """ρ_ℓ = 0.8^ℓ is what the theorem prints; 0.3 at every depth is not."""
+    """ρ_ℓ = 0.8^ℓ is what the theorem prints; 0.3 at every depth is not, where chance gives 1/√256."""
     layers = torch.arange(1, 65, dtype=torch.float64)
-    assert attack_residual.decays(torch.stack([0.8**layers, torch.full((64,), 0.3)], dim=-1)).tolist() == [True, False]
+    rho = torch.stack([0.8**layers, torch.full((64,), 0.3)], dim=-1)
+    assert attack_residual.decays(rho, 256).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+def test_unrelated_directions_count_as_decayed_in_every_width(width):
+    u, v = (normal(0, name, width, size=(64, 50, width)) for name in "uv")
+    assert attack_residual.decays(attack_residual.cosine(u, v), width).all()
+
+
+def test_the_second_hermite_polynomial_alone_meets_the_bound_on_convexity():
+    """φ = z² − 1 has C(c) = c² and b₂ = 1; φ = z³ − 3z has C(c) = c³ and b₂ = 0."""
+    weights = torch.tensor([[-1.0, 0, 1, 0], [0, -3.0, 0, 1]], dtype=torch.float64)
+    none, c = torch.zeros(2, dtype=torch.float64), torch.tensor([0.3, 0.3], dtype=torch.float64)
+    expected = torch.tensor([0.3**2, 0.3**3], dtype=torch.float64)
+    torch.testing.assert_close(attack_residual.correlation(c, weights, none), expected)
+    assert attack_residual.second_coefficient(weights, none).tolist() == [1, 0]
+    ratio = attack_residual.convexity_ratio(weights, none - 60, normal(0, "ends", size=(2, 2)))  # no bias
+    torch.testing.assert_close(ratio, torch.tensor([1.0, 0.0], dtype=torch.float64))
 
 
 # Random stacks
@@ -144,6 +162,34 @@ def test_gradients_grow_as_their_law_says(kind):
         assert np.abs(found - law).max() < residual_laws.gradient_spread(12)
 
 
+@pytest.mark.parametrize("kind", ["skip", "pre-LN"])
+def test_the_root_of_a_gradient_law_is_refuted_at_every_depth(kind):
+    for L in (4, 16, 64):
+        off = (
+            math.log(residual_laws.gradients(kind, 1.0, L, 0)[0])
+            - residual_laws.gradient_law(kind, 1.0, L)[0].log() / 2
+        )
+        assert abs(off) > residual_laws.gradient_spread(L)
+
+
+def test_the_gradient_laws_need_a_gradient_that_does_not_know_the_weights():
+    """loss = ½|Wh|²: |WᵀWh|²/|Wh|² → 2, the second moment of Marchenko and Pastur, where the law says 1."""
+    n = 512
+    W, h = normal(0, "W", size=(n, n)) / math.sqrt(n), normal(0, "h", size=(n,))
+    known, fresh = W @ h, normal(0, "w", size=(n,))
+    ratio = [((W.T @ g).norm() / g.norm()).item() for g in (known, fresh)]
+    assert ratio == pytest.approx([math.sqrt(2), 1], abs=4 / math.sqrt(n))
+
+
+def test_a_relu_branch_without_a_first_matrix_need_not_be_as_long_as_its_input():
+    """f = √2 W max(h, 0) is zero on −max(z, 0) and √2 as long as max(z, 0)."""
+    n = 1024
+    h = torch.relu(normal(0, "z", size=(n,)))
+    W = normal(0, "W", size=(n, n)) / math.sqrt(n)
+    lengths = [(math.sqrt(2) * W @ torch.relu(x)).norm() / h.norm() for x in (h, -h)]
+    assert lengths == pytest.approx([math.sqrt(2), 0], abs=4 / math.sqrt(n))
+
+
 def test_fidelity_times_the_gain_of_the_gradient_is_one():
     """J and Jᵀ have one law, so what the skip dilutes on the way up it amplifies on the way down."""
     for kind in ("skip", "pre-LN"):
@@ -183,6 +229,17 @@ def test_quadrature_knows_the_moments_of_a_pair():
     torch.testing.assert_close(two_inputs.pair_mean(lambda z: z**2, c), 1 + 2 * c**2)  # Isserlis
 
 
+def test_even_points_see_a_steep_tanh():
+    """For tanh both rules agree; for tanh(10 z) only points at equal distances agree with a sample."""
+    c = torch.tensor([0.3, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(two_inputs.pair_mean(torch.tanh, c, even=True), two_inputs.pair_mean(torch.tanh, c))
+    u, v = normal(0, "pairs", size=(2, 400_000))
+    sampled = (torch.tanh(10 * u) * torch.tanh(10 * (0.9 * u + math.sqrt(0.19) * v))).mean().item()
+    even, gauss = (two_inputs.pair_mean(torch.tanh, c[1], q=100.0, even=e).item() for e in (True, False))
+    assert even == pytest.approx(sampled, abs=4 / math.sqrt(400_000))
+    assert gauss != pytest.approx(sampled, abs=4 / math.sqrt(400_000))
+
+
 def test_the_map_of_relu_is_that_of_arc_cosine_kernels_and_its_approach_is_algebraic():
     z = normal(0, "z", size=(2, 400_000))
     pair = torch.stack([z[0], 0.6 * z[0] + 0.8 * z[1]])
@@ -195,6 +252,23 @@ def test_the_map_of_relu_is_that_of_arc_cosine_kernels_and_its_approach_is_algeb
 def test_a_skip_slows_the_approach_fourfold_at_alpha_one():
     plain, skip = (1 - two_inputs.NETWORKS[name].path(0.0, 4000)[-1] for name in ("ReLU", "ReLU with a skip"))
     assert skip / plain == pytest.approx(4, rel=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_relu_with_a_skip_goes_part_of_the_way(alpha):
+    c = torch.tensor([0.0, 0.3, 0.9], dtype=torch.float64)
+    found, q = two_inputs.Network("relu", 2.0, alpha=alpha).advance(c, 1.0)
+    torch.testing.assert_close(found, (c + alpha**2 * two_inputs.relu_map(c)) / (1 + alpha**2))
+    assert q == 1 + alpha**2
+
+
+def test_a_skip_can_keep_apart_what_tanh_alone_would_merge():
+    """Without a skip c → 1. With it q grows, tanh becomes a sign, and 1 attracts no longer."""
+    bare, skip = (two_inputs.NETWORKS["tanh, σ_w² = 1/2" + end] for end in ("", ", skip"))
+    for start in (0.5, 0.9, 0.99):
+        assert bare.path(start, 60)[-1] > 1 - 1e-6
+        assert skip.path(start, 120)[-1] < 0.95
+    assert skip.states(0.9, 40)[-1][1] > 10 * skip.q
 
 
 def test_ordered_and_chaotic_networks_have_the_fixed_points_that_the_slope_at_one_tells():
