@@ -71,3 +71,9 @@ def test_the_run_time_given_is_the_one_measured(name):
     given = {page: [int(n) for n in re.findall(words, texts[page])] for page, words in pages.items()}
     assert given["intro.md"], f"intro.md gives no run time for {name}"
     assert all(measured <= seconds <= 90 for found in given.values() for seconds in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_prose_begins_like_a_comment(name):
+    """A per cent sign at the start of a line hides the line from the page."""
+    assert not re.findall(r"^%.*", (BOOK / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
