@@ -9,6 +9,7 @@ One layer, with f a random branch that is as long as its input and LN the LayerN
 | skip | h + α f(h) | (1 + α²)^(−ℓ/2) | (1 + α²)^((L−ℓ)/2) |
 | pre-LN | h + α f(LN(h)) | (1 + α²ℓ)^(−1/2) | √((1 + α²L)/(1 + α²ℓ)) |
 | post-LN | LN(h + α f(h)) | (1 + α²)^(−ℓ/2) | 1 |
+| leaky | (1 − α) h + α f(h) | ((1 − α)/r)^ℓ, r² = (1 − α)² + α² | r^(L−ℓ) |
 
 The laws are limits for width n → ∞ at fixed depth, for an input of unit variance and a gradient ∂loss/∂h_L that were
 both chosen before the weights.
@@ -32,7 +33,7 @@ from pdelab.solver import Trajectory
 
 WIDTH, INPUTS = 256, 8
 DEPTHS = (2, 4, 8, 16, 32, 64)
-KINDS = ("bare", "norm", "skip", "pre-LN", "post-LN")
+KINDS = ("bare", "norm", "skip", "pre-LN", "post-LN", "leaky")
 BRANCHES = ("linear", "relu", "sign")
 SCALES = {"1/L": lambda layers: 1 / layers, "1/√L": lambda layers: layers**-0.5, "1": lambda layers: 1.0}
 
@@ -66,7 +67,7 @@ def random_stack(
     for _ in range(layers):
         h = states[-1]
         f = gain * draw_branch(normalised(h) if kind == "pre-LN" else h, branch, generator)
-        h = f if kind in ("bare", "norm") else h + alpha * f
+        h = f if kind in ("bare", "norm") else (1 - alpha if kind == "leaky" else 1) * h + alpha * f
         states.append(normalised(h) if kind in ("norm", "post-LN") else h)
     return states
 
@@ -90,7 +91,7 @@ def fidelities(
 
 
 def fidelity_law(kind: str, alpha: float, layer: Tensor | float) -> Tensor:
-    """skip, post-LN: (1 + α²)^(−ℓ/2). pre-LN: (1 + α²ℓ)^(−1/2). bare, norm: 1 at ℓ = 0 and then 0.
+    """skip, post-LN: (1 + α²)^(−ℓ/2). pre-LN: (1 + α²ℓ)^(−1/2). bare, norm: 1 at ℓ = 0 and then 0. leaky: see above.
 
     >>> fidelity_law("skip", 1.0, 2).item()
     0.5
@@ -98,6 +99,8 @@ def fidelity_law(kind: str, alpha: float, layer: Tensor | float) -> Tensor:
     layer = torch.as_tensor(layer, dtype=torch.float64)
     if kind in ("bare", "norm"):
         return (layer == 0).double()
+    if kind == "leaky":
+        return ((1 - alpha) / math.hypot(1 - alpha, alpha)) ** layer
     return (1 + alpha**2 * layer) ** -0.5 if kind == "pre-LN" else (1 + alpha**2) ** (-layer / 2)
 
 
@@ -149,7 +152,12 @@ def gradient_law(kind: str, alpha: float, layers: int, gain: float = 1.0) -> Ten
     if kind == "pre-LN":
         a = (alpha * gain) ** 2
         return ((1 + a * layers) / (1 + a * layer)).sqrt()
-    return {"bare": gain, "skip": math.sqrt(1 + (alpha * gain) ** 2)}.get(kind, 1.0) ** (layers - layer)
+    factors = {
+        "bare": gain,
+        "skip": math.hypot(1, alpha * gain),
+        "leaky": math.hypot(1 - alpha, alpha * gain),
+    }
+    return factors.get(kind, 1.0) ** (layers - layer)
 
 
 def gradient_spread(layers: int, width: int = WIDTH, inputs: int = INPUTS) -> float:
