@@ -152,7 +152,8 @@ def error_ratio(numbers: Tensor, *, cells: int, steps: int, wave: int, sign: Ten
     """max|error| over the bound of eq 24 with its constants, for an equation that is solved exactly: at most 1.
 
     u_t = D u_xx + α v mean(u) + ρu has the solution m(t) + a e^{st} cos(kπx), m = m₀e^{(αv + ρ)t}, s = ρ − Dk²π².
-    Attention to all alike is exact on cell centres; the simplified one adds ε_att with the sign given.
+    Attention to all alike is exact on cell centres; the simplified one adds ε_att with the sign of m₀.
+    sign is that of ρ.
     numbers (batch, 7): ln T, ln|ρ|, ln(αv), m₀, a, ln ε_att, and 2DΔt/Δx² by its place in (0, 1).
     """
     T, rho, value, eps = (numbers[:, k].exp() for k in (0, 1, 2, 5))
@@ -211,7 +212,7 @@ def order_ratios(seed: int, fields: int = 6) -> dict[str, Tensor]:
         coarse, fine = scheme.space_errors(one, (18, 54))
         found["space"].append(9 * fine / coarse / SLACK)
         small, large = scheme.attention_errors(one, (0.01, 0.02))[0]
-        found["attention"].append(large / (2 * small) / SLACK)
+        found["attention"].append(2 * small / large / SLACK)
     return {name: torch.tensor(ratios, dtype=torch.float64) for name, ratios in found.items()}
 
 

@@ -102,11 +102,13 @@ def euler_map(a: np.ndarray, dt: float, gamma: float, growth: float, eps: float)
 def two_cycle(dt: float, gamma: float, growth: float, eps: float) -> tuple[float, float]:
     """The spread √(s² − ε) of the cycle a → −a → a, s = Δtγ/(2 + Δtλ), and its multiplier 1 − (2 + Δtλ)(1 − ε/s²).
 
-    It exists if Δt(γ/√ε − λ) > 2, else (0, 1); it attracts if the multiplier lies in (−1, 1).
+    It exists if Δt(γ/√ε − λ) > 2 and 2 + Δtλ > 0, else (0, 1); it attracts if the multiplier lies in (−1, 1).
 
     >>> [round(x, 4) for x in two_cycle(1.0, 2.0, 1.0, 0.25)]
     [0.441, -0.3125]
     """
+    if 2 + dt * growth <= 0:
+        return 0.0, 1.0
     s = dt * gamma / (2 + dt * growth)
     if s**2 <= eps:
         return 0.0, 1.0

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, keep_real, lengths
 from pdelab.metrics.base import clean, mean_along, norm, one_of, per_layer, real_places
 from pdelab.metrics.jacobian import Map, logarithmic_norm
 from pdelab.solver import Trajectory
+from pdelab.terms.base import Term
 
 
 def energy(u: Field, mask: Mask | None = None) -> Tensor:
@@ -34,8 +36,9 @@ def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
     >>> state_rms(torch.full((1, 2, 3), -2.0)).item()
     2.0
     """
+    u = clean(u, mask)
     entries = real_places(u, mask).sum() * u.shape[-1]
-    return norm(clean(u, mask)) / entries.sqrt()
+    return norm(u) / entries.to(u.dtype).sqrt()
 
 
 def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
@@ -62,6 +65,7 @@ def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
 
     For u' = f(u) with an f that keeps tokens equal where they are, the spread grows at exactly this rate, σ' = λ(u) σ.
     The least one-sided Lipschitz constant that Theorem A of the chapter on stability needs is its supremum.
+    f: a Term or an equation gets the mask too; any other function is called as f(u) and must heed padding by itself.
 
     >>> growth_towards_mean(lambda u: 3 * u, torch.tensor([[[1.0], [3.0]]])).item()
     3.0
@@ -69,8 +73,15 @@ def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
     u = clean(u, mask)
     rest = _residual(u, mask)
     with torch.no_grad():
-        change = keep_real(f(u) - f(keep_real(u - rest, mask)), mask)
+        values = [_rate(f, v, mask) for v in (u, keep_real(u - rest, mask))]
+        change = keep_real(values[0] - values[1], mask)
     return (rest * change).sum(dim=(1, 2)) / rest.square().sum(dim=(1, 2))
+
+
+def _rate(f: Map, u: Field, mask: Mask | None) -> Field:
+    if mask is not None and isinstance(f, Term | MasterEquation | Layered):
+        return f(u, 0.0, mask)
+    return f(u)
 
 
 def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:

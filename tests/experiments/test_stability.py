@@ -80,6 +80,19 @@ def test_the_two_cycle_is_a_cycle_and_its_multiplier_is_the_slope_of_the_map(gam
     assert (abs(multiplier) < 1) == attracts
 
 
+@pytest.mark.parametrize("growth", [-2.0, -3.0])
+def test_a_step_that_turns_the_tokens_over_by_itself_has_no_cycle(growth):
+    """Δtλ ≤ −2: a⁺ = −a has no solution but 0, since (2 + Δtλ)√(a² + ε) = Δtγ has none."""
+    assert maps.two_cycle(1.0, 2.0, growth, 0.25) == (0.0, 1.0)
+
+
+def test_an_error_that_does_not_shrink_is_no_order_one(monkeypatch):
+    for name in ("time_errors", "space_errors"):
+        monkeypatch.setattr(scheme, name, lambda one, sizes: [1.0, 1.0])
+    monkeypatch.setattr(scheme, "attention_errors", lambda one, sizes: ([1.0, 1.0], None))
+    assert all((found > 1).all() for found in attack_scheme.order_ratios(0, fields=1).values())
+
+
 def test_a_cycle_exists_exactly_beyond_the_step_limit():
     for dt in np.linspace(0.1, 2, 30):
         exists = maps.two_cycle(dt, 1.0, -0.5, 0.25)[0] > 0
@@ -170,7 +183,7 @@ def test_one_step_of_the_scheme_is_euler_on_the_terms():
 
 
 def test_the_maps_of_the_scheme_turn_where_the_modes_say():
-    xs, ys = np.array([0.2, 0.6, 0.9, 1.1]), np.array([0.05, 0.3, 0.7, 1.2])
+    xs, ys = np.array([0.2, 0.6, 0.9, 1.1]), np.array([0.05, 0.3, 0.7, 2.0])
     plain, leak = scheme.scheme_map("plain", xs, ys), scheme.scheme_map("leak", xs, ys)
     assert (plain == np.where(xs[None, :] > 1, 2, 1).repeat(4, axis=0)).all()
     assert (leak == np.where(xs[None, :] + ys[:, None] > 1, 2, 0)).all()

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from systems import WIDTH, field, fields, layered, padded
+from systems import WIDTH, field, fields, layered, padded, seeded
 from torch import nn
 
-from pdelab import RK4, Diffusion, Interaction, Reaction, SpatialStabilization, solve
+from pdelab import RK4, Diffusion, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import laplacian_eigenvalues
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.jacobian import logarithmic_norm
@@ -23,6 +23,7 @@ from pdelab.metrics.stability import (
     spread,
     stable_rank,
     state_gradients,
+    state_rms,
     step_margin,
 )
 
@@ -182,6 +183,23 @@ def test_padding_changes_neither_spread_nor_growth():
     alone = [growth_towards_mean(term, s) for s in sequences]
     close(torch.cat(alone), growth_towards_mean(lambda v: term(v, 0.0, mask), u, mask))
     close(torch.cat([spread(s) for s in sequences]), spread(u, mask))
+
+
+def test_a_term_is_told_of_padding():
+    sequences = [field(1, n, seed=n) for n in (6, 4, 5)]
+    u, mask = padded(sequences, (0, 2, 1))
+    term = seeded(lambda: Interaction(WIDTH, 2), spread=0.5)
+    alone = torch.cat([growth_towards_mean(term, s) for s in sequences])
+    close(growth_towards_mean(term, u, mask), alone)
+    run = solve(MasterEquation(term), u, steps=1, dt=0.1, mask=mask)
+    close(growth_along(MasterEquation(term), run)[0], alone)
+
+
+def test_the_rms_of_a_state_is_as_precise_as_the_state():
+    u = field()
+    assert abs(state_rms(u).item() / math.sqrt(u.square().mean().item()) - 1) < 1e-14
+    with pytest.raises(ValueError, match="u must be"):
+        state_rms([1.0])
 
 
 @pytest.mark.parametrize("term", [Interaction(WIDTH, 2), Reaction(WIDTH, 8, activation="tanh"), Diffusion(0.3)])
