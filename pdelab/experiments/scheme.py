@@ -129,7 +129,7 @@ def problem(seed: int, *, coefficient: float = COEFFICIENT, mixing: float = 0.0)
 
 
 def _end(rate: Callable[[Field], Field], u0: Field, steps: int, integrator) -> Field:
-    return solve(rate, u0, steps=steps, dt=TIME / steps, integrator=integrator, keep=lambda u: None).final
+    return solve(rate, u0, steps=steps, dt=TIME / steps, integrator=integrator, keep=lambda u: None, throw=True).final
 
 
 def stable_steps(tokens: int, coefficient: float = COEFFICIENT, ratio: float = 1.0) -> int:

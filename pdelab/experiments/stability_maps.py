@@ -211,7 +211,10 @@ class Course:
 def follow(
     rate: Callable[[Field], Field], u0: Field, *, T: float, steps: int, integrator: Integrator | None = None
 ) -> Course:
-    """Solve u' = rate(u) up to T (RK4 unless another integrator is given) and note σ and |μ| after every step."""
+    """Solve u' = rate(u) up to T (RK4 unless another integrator is given) and note σ and |μ| after every step.
+
+    Raises Diverged if a field of the batch is not finite before T: the others would end early with it.
+    """
     with torch.no_grad():
         run = solve(
             rate,
@@ -220,6 +223,7 @@ def follow(
             dt=T / steps,
             integrator=integrator or RK4(),
             keep=lambda u: torch.stack([spread(u), token_mean(u).flatten(1).norm(dim=1)]),
+            throw=True,
         )
     seen = torch.stack(run.states).numpy()
     return Course(np.array(run.times), seen[:, 0], seen[:, 1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdelab import RK4, Diffusion, Euler, solve
+from pdelab import RK4, Diffusion, Diverged, Euler, solve
 from pdelab.experiments import adversary, attack_scheme, attack_stability, scheme
 from pdelab.experiments import stability_maps as maps
 from pdelab.experiments.continuum import slope
@@ -152,6 +152,12 @@ def test_attention_minus_attention_at_the_mean_is_linear_in_the_fluctuation():
 
 
 # Phase diagrams
+
+
+def test_a_course_that_diverges_is_refused_and_not_cut_short():
+    u0 = maps.fields(torch.tensor([1.0, 2.0]).double(), 1.0, 4, 2, 0)
+    with pytest.raises(Diverged, match="not finite"):
+        maps.follow(lambda u: u**3 * 1e3, u0, T=1.0, steps=50)
 
 
 def test_the_basin_map_turns_at_the_edge():
