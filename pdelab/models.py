@@ -4,7 +4,7 @@ A Transformer is `solve` over layers with Δt = 1 and the integrator LieEuler, w
 one after the other. Nothing else is needed: every state is in the Trajectory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, keep_real, token_mean
+from pdelab.field import Field, Mask, check_width, keep_real, token_mean
 from pdelab.integrators import Euler, Integrator, LieEuler
 from pdelab.solver import Status, Trajectory, solve
 from pdelab.terms.base import choose
+from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import ACTIVATIONS, Reaction
@@ -139,10 +140,15 @@ def with_ends(
     pool: bool = True,
     seed: int = 0,
 ) -> Model:
-    """The core between a learned embedding and a linear readout: a classifier; pool=False: one answer a token."""
+    """The core between a learned embedding and a linear readout: a classifier; pool=False: one answer a token.
+
+    What the core itself does to its first and last state, as `coupled` does, stays inside.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         embed, readout = Embedding(width, length, symbols=symbols, features=features), nn.Linear(width, outputs)
+    embed = embed if core.embed is None else nn.Sequential(embed, core.embed)
+    readout = readout if core.readout is None else nn.Sequential(core.readout, readout)
     return Model(
         core.equation,
         steps=core.steps,
@@ -264,6 +270,107 @@ def simulator(
     dt = step(depth)
     equation = _layers(build, depth, dt, shared, seed)
     return Model(equation, steps=depth, dt=dt, integrator=integrator())
+
+
+class Lift(nn.Module):
+    """u_0 ↦ (u_0, 0, …, 0): the input in the first of `layers` that stand side by side on the feature axis."""
+
+    def __init__(self, width: int, layers: int):
+        super().__init__()
+        self.width, self.layers = width, layers
+
+    def forward(self, u: Field) -> Field:
+        check_width(u, self.width)
+        return torch.cat([u, u.new_zeros(*u.shape[:-1], (self.layers - 1) * self.width)], dim=-1)
+
+
+class Top(nn.Module):
+    """(u_1, …, u_L) ↦ u_L: the last `width` features."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width = width
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u[..., -self.width :]
+
+
+def coupled(
+    width: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    *,
+    steps: int,
+    dt: float,
+    diffusion: float | Sequence[float] = 1e-4,
+    strength: float | Sequence[float] = 1.0,
+    link: float = 1.0,
+    inflow: bool = True,
+    outflow: bool = True,
+    boundary: str = "reflecting",
+    activation: str = "relu",
+    seed: int = 0,
+) -> Model:
+    """u_l' = D_l ∂²u_l + α_l A_l(u_l) + R_l(u_l) + C_{l−1,l}(u_{l−1}) − C_{l,l+1}(u_l), l = 1 … L, by Euler.  (P1 eq 4/17, 20)
+
+    In: u_0 (batch, token, width). Out: u_L at the end. Between: the layers side by side, `blocks` · width features.
+    diffusion, strength: D_l and α_l, one number for all layers or one for each.
+    link: every W of P1 eq 18-19 starts as link · identity and every b as 0; all are learned.
+    inflow: u_0 is held beside the layers and feeds layer 1 through C_{0,1}, and all layers start at 0: L + 1 blocks.
+    Without it C_{0,1} = 0, and u_0 is the initial value of layer 1: L blocks.
+    outflow: the last layer gives C_{L,L+1}(u_L) away; without it that term is 0.
+    """
+    if layers < 1 or steps < 1 or not dt > 0:
+        raise ValueError(f"layers and steps must be at least 1 and dt positive; not {layers}, {steps} and {dt!r}")
+    if layers == 1 and not inflow:
+        raise ValueError("one layer without inflow has nothing to exchange; use simulator('earlier', …)")
+    each = {}
+    for name, value in (("diffusion", diffusion), ("strength", strength)):
+        each[name] = [value] * layers if isinstance(value, int | float) else list(value)
+        if len(each[name]) != layers:
+            raise ValueError(f"{name} must be a number or one for each of the {layers} layers; not {value!r}")
+    held = [None] if inflow else []
+    blocks = layers + len(held)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        exchange = Coupling(width, blocks, inflow=inflow, outflow=outflow)
+        for affine in exchange.exchange:
+            nn.init.eye_(affine.weight).data.mul_(link)
+            nn.init.zeros_(affine.bias)
+        parts = (
+            [Diffusion(D, boundary) for D in each["diffusion"]],
+            [Interaction(width, heads, strength=a) for a in each["strength"]],
+            [Reaction(width, hidden, activation=activation) for _ in range(layers)],
+        )
+        equation = MasterEquation(*(SideBySide([*held, *terms], width) for terms in parts), exchange)
+    ends = {"embed": Lift(width, blocks), "readout": Top(width)}
+    return Model(equation, steps=steps, dt=dt, integrator=Euler(), **ends)
+
+
+class Bottleneck(nn.Module):
+    """z ↦ W T + b with T = μ(z) + Z, Z ~ N(0, 1): a readout through a channel whose noise is known.
+
+    So I(X; T) is finite: at most ½E|μ|² (VIB with prior N(0, 1)). In eval mode the noise is left out, T = μ.
+    """
+
+    def __init__(self, width: int, size: int, outputs: int):
+        super().__init__()
+        self.mean, self.out = nn.Linear(width, size), nn.Linear(size, outputs)
+
+    def forward(self, z: Tensor) -> Tensor:
+        mean = self.mean(z)
+        return self.out(mean + torch.randn_like(mean) if self.training else mean)
+
+
+def with_bottleneck(core: Model, width: int, size: int, *, outputs: int, seed: int = 0, **ends) -> Model:
+    """`with_ends`, and in place of its linear readout a `Bottleneck` of that size: a pooled classifier."""
+    model = with_ends(core, width, outputs=outputs, seed=seed, **ends)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed + 1)
+        channel = Bottleneck(width, size, outputs)
+    model.readout = channel if core.readout is None else nn.Sequential(core.readout, channel)
+    return model
 
 
 def from_torch(encoder: nn.TransformerEncoder) -> Model:
