@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ from pdelab.seeds import derive
 
 FINISHED, DIVERGED, INTERRUPTED = STATUSES
 DECAYS = ("cosine", "none")
+Penalty = Callable[[nn.Module, Examples], Tensor]
+Look = Callable[[nn.Module], dict[str, float | list[float]]]
 PROBE = 64  # training examples for the gradients that are watched, and test examples for the states
 
 
@@ -115,6 +117,7 @@ class Watched:
     training examples, unsorted, and the states of the first test examples (PROBE of each).
     gradient_norm: the whole norm, √Σg² over a layer's weights; gradient_rms: the same over √(number of weights).
     state_rms: root mean square of the entries; fidelity: cosine with the input; nonuniformity: ‖u − μ‖/‖u‖.
+    looked: what the caller's own `look` gave.
     """
 
     step: int
@@ -123,18 +126,21 @@ class Watched:
     state_rms: list[float] = field(default_factory=list)
     fidelity: list[float] = field(default_factory=list)
     nonuniformity: list[float] = field(default_factory=list)
+    looked: dict[str, float | list[float]] = field(default_factory=dict)
 
 
 @dataclass
 class Training:
     """The record of a run. Losses and whole gradient norms (before clipping) have one entry per step done.
 
-    clipped: the steps at which clipping acted, from 1. commits: of the package; several if it changed between restarts.
+    With a penalty the losses hold it; `penalties` are its share. clipped: the steps at which clipping acted, from 1.
+    commits: of the package; several if it changed between restarts.
     """
 
     status: str = INTERRUPTED
     stopped_at: int | None = None
     losses: list[float] = field(default_factory=list)
+    penalties: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     clipped: list[int] = field(default_factory=list)
     commits: list[str] = field(default_factory=list)
@@ -246,8 +252,8 @@ def _parts(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return found | ({"own": own} if own else {})
 
 
-def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
-    """What `Watched` says, at the weights of now; the model and every generator are left as they were."""
+def _watch(model: nn.Module, data: Dataset, step: int, look: Look | None) -> Watched:
+    """What `Watched` says, at the weights of now; the model and its mode are left as they were."""
     device = _device(model)
     with _evaluating(model):
         batch = data.train.take(slice(0, PROBE)).to(device)
@@ -263,6 +269,9 @@ def _watch(model: nn.Module, data: Dataset, step: int) -> Watched:
             seen.state_rms.extend(per_layer(state_rms, run).tolist())
             seen.fidelity.extend(fidelity(run).tolist())
             seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
+        if look is not None:
+            with torch.no_grad():
+                seen.looked.update(look(model))
     return seen
 
 
@@ -300,6 +309,8 @@ def train(
     folder: Path | str | None = None,
     progress: bool | int = True,
     name: str = "training",
+    penalty: Penalty | None = None,
+    look: Look | None = None,
 ) -> Training:
     """Train the model in place, from the weights it has, and give the record.
 
@@ -307,6 +318,9 @@ def train(
     an answer must not see the tokens after it: causal=True in `transformer`.
     progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
     folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
+    penalty: penalty(model, batch), one number, is added to the loss of every step, right after model(x, mask); the
+    evaluations are without it. A checkpoint knows it by its name, and a functools.partial by its arguments too.
+    look: look(model) gives named numbers to record at the steps of settings.watch, in eval mode, without gradients.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
@@ -318,7 +332,8 @@ def train(
         record, save = Training(), lambda: None
         if folder is not None:
             path = Path(folder) / "checkpoint.pt"
-            own = checkpoints.fingerprint(model, data, settings.that_matter(), seed)
+            chosen = settings.that_matter() | ({} if penalty is None else {"penalty": _name(penalty)})
+            own = checkpoints.fingerprint(model, data, chosen, seed)
             stack.enter_context(checkpoints.alone_in(path.parent))
             if path.exists():
                 record = Training.read(checkpoints.load(path, own, model, optimiser))
@@ -327,9 +342,15 @@ def train(
                 checkpoints.save(path, own, model, optimiser, asdict(record))
 
         if record.status == INTERRUPTED:
-            _run(model, optimiser, data, settings, seed, record, save, progress, name)
+            _run(model, optimiser, data, settings, seed, record, save, progress, name, penalty, look)
     model.eval()
     return record
+
+
+def _name(penalty: Penalty) -> str:
+    if isinstance(penalty, partial):
+        return f"{_name(penalty.func)} {penalty.args} {sorted(penalty.keywords.items())}"
+    return getattr(penalty, "__qualname__", type(penalty).__name__)
 
 
 def _check(data: Dataset, settings: Settings, seed: int) -> None:
@@ -361,6 +382,8 @@ def _run(
     save: Callable[[], None],
     progress: int,
     name: str,
+    penalty: Penalty | None,
+    look: Look | None,
 ) -> None:
     """The steps that are still to do, noted in the record."""
     device = _device(model)
@@ -385,9 +408,9 @@ def _run(
         for step in range(record.step, settings.steps):
             batch = batch_at(step)
             if step in settings.watch:
-                record.watched.append(_watch(model, data, step))
+                record.watched.append(_watch(model, data, step, look))
             _draw_from(derive(seed, "step", step), device)
-            if not _step(model, optimiser, batch, data.classes, settings, record):
+            if not _step(model, optimiser, batch, data.classes, settings, record, penalty):
                 record.status, record.stopped_at = DIVERGED, step + 1
                 break
             bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
@@ -405,7 +428,7 @@ def _run(
                 keep()
         if record.step == settings.steps and record.status == INTERRUPTED:
             if settings.steps in settings.watch:
-                record.watched.append(_watch(model, data, settings.steps))
+                record.watched.append(_watch(model, data, settings.steps, look))
             record.status = FINISHED
         keep()
 
@@ -424,18 +447,25 @@ def _step(
     classes: int,
     settings: Settings,
     record: Training,
+    penalty: Penalty | None,
 ) -> bool:
     """One step, unless loss or gradient is not finite: then the weights stay as they are."""
     for group in optimiser.param_groups:
         group["lr"] = settings.rate_at(record.step)
     optimiser.zero_grad()
     loss = _loss(model(batch.x, batch.mask), batch, classes)
+    extra = penalty(model, batch) if penalty is not None else torch.zeros_like(loss)
+    if extra.shape != ():
+        raise ValueError(f"penalty must give one number, a tensor of shape (); not {tuple(extra.shape)}")
+    loss = loss + extra
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
     if not math.isfinite(loss.item()) or not math.isfinite(norm):
         return False
     optimiser.step()
     record.losses.append(loss.item())
+    if penalty is not None:
+        record.penalties.append(extra.item())
     record.gradient_norms.append(norm)
     if settings.clip is not None and norm > settings.clip:
         record.clipped.append(record.step)

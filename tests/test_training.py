@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -60,9 +61,9 @@ def weights(module):
     return torch.cat([value.flatten() for value in module.state_dict().values()])
 
 
-def run(folder=None, settings=SETTINGS, seed=0, net=None, data=DATA):
+def run(folder=None, settings=SETTINGS, seed=0, net=None, data=DATA, **options):
     net = model() if net is None else net
-    return net, train(net, data, settings, seed=seed, folder=folder, progress=False)
+    return net, train(net, data, settings, seed=seed, folder=folder, progress=False, **options)
 
 
 def same(one, other):
@@ -238,6 +239,38 @@ def test_any_module_can_be_trained_and_its_children_are_watched():
     assert same(first, second)  # dropout too follows from the seed
     assert list(first.watched[0].gradient_norm) == ["table", "out", "drop"]
     assert first.watched[0].fidelity == []
+
+
+def weight_size(net, batch, beta=0.1):
+    return beta * sum(p.square().sum() for p in net.parameters())
+
+
+def test_a_penalty_is_in_the_gradient_and_in_the_record():
+    net, record = run(penalty=partial(weight_size, beta=0.5))
+    free, without = run()
+    assert len(record.penalties) == record.step
+    assert without.penalties == []
+    assert record.losses[0] == pytest.approx(without.losses[0] + record.penalties[0], rel=1e-5)
+    assert weight_size(net, None) < weight_size(free, None)
+
+
+def test_a_checkpoint_is_refused_under_another_penalty(tmp_path):
+    run(folder=tmp_path, penalty=partial(weight_size, beta=0.5))
+    with pytest.raises(RefusedCheckpoint, match="penalty"):
+        run(folder=tmp_path, penalty=partial(weight_size, beta=0.6))
+    with pytest.raises(RefusedCheckpoint, match="settings"):
+        run(folder=tmp_path)
+
+
+def test_a_penalty_of_many_numbers_is_refused():
+    with pytest.raises(ValueError, match="penalty must give one number"):
+        run(penalty=lambda net, batch: torch.zeros(2))
+
+
+def test_a_look_is_recorded_at_the_watched_steps_in_eval_mode():
+    looked = run(look=lambda net: {"training": float(net.training), "grad": float(torch.is_grad_enabled())})[1]
+    assert [w.looked for w in looked.watched] == [{"training": 0.0, "grad": 0.0}] * 3
+    assert looked.losses == run()[1].losses
 
 
 def test_what_is_watched_is_what_autograd_and_the_trajectory_give():
