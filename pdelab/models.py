@@ -352,14 +352,17 @@ class Bottleneck(nn.Module):
     """z ↦ W T + b with T = μ(z) + Z, Z ~ N(0, 1): a readout through a channel whose noise is known.
 
     So I(X; T) is finite: at most ½E|μ|² (VIB with prior N(0, 1)). In eval mode the noise is left out, T = μ.
+    seen: μ of the last call, in training with its graph, for a penalty.
     """
 
     def __init__(self, width: int, size: int, outputs: int):
         super().__init__()
         self.mean, self.out = nn.Linear(width, size), nn.Linear(size, outputs)
+        self.seen: Tensor | None = None
 
     def forward(self, z: Tensor) -> Tensor:
         mean = self.mean(z)
+        self.seen = mean if self.training else mean.detach()  # a module that holds a graph cannot be copied
         return self.out(mean + torch.randn_like(mean) if self.training else mean)
 
 

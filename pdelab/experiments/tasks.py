@@ -128,13 +128,17 @@ def fit(
     return model, trained(model, data, task.settings, seed, work, kind + label)
 
 
-def trained(model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str) -> Training:
+def trained(
+    model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str, **options
+) -> Training:
     """Train any module as part of an experiment: in the workplace, with a checkpoint under its name.
+
+    options: the `penalty` and `look` of `train`.
 
     Raises Interrupted when the run was stopped: no half result is recorded, and the next run goes on from there.
     """
     where = {"device": work.device, "folder": work.inside(name), "progress": work.progress}
-    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where)
+    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where, **options)
     if record.status == INTERRUPTED:
         raise Interrupted(f"stopped after step {record.step} of {settings.steps} of {name}")
     return record
