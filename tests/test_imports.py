@@ -72,7 +72,7 @@ def test_every_module_has_its_place_and_every_place_a_module():
 def test_a_file_imports_only_from_files_above_it(name):
     folder = ORDER[place(name)].endswith("*")
     allowed = {other for other in modules() if place(other) < place(name) or (folder and place(other) == place(name))}
-    allowed |= {other.split(".")[0] for other in allowed}  # a folder's own functions, such as datasets.load
+    allowed |= {other.rpartition(".")[0] for other in allowed}  # a folder's own functions, such as datasets.load
     assert set(imported(modules()[name].read_text(encoding="utf-8"))) - {"__version__"} <= allowed
 
 

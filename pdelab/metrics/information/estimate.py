@@ -1,0 +1,156 @@
+"""What an estimate of information is: a number in nats with its standard error, and a test against zero."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pdelab.field import Field, Mask, check_field, check_mask, keep_real, token_mean
+from pdelab.metrics.base import one_of, precise
+from pdelab.seeds import stream
+
+ROWS = ("tokens", "mean", "whole")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value in nats and its standard error, from so many samples.
+
+    For an estimate that is the mean of one number i(x, t) = log p(x, t)/p(x)p(t) a sample, the error is their standard
+    deviation over √samples. It says how far the value would move with other samples; it does not know the bias, and at
+    independence, where i = 0 for every sample, it is too small: there `permutation_test` is the one to ask.
+    """
+
+    value: float
+    error: float
+    samples: int
+    method: str
+
+    @classmethod
+    def mean_of(cls, pointwise: Tensor, method: str, less: float = 0.0) -> "Estimate":
+        """The mean of one number a sample, (n,), `less` a known bias."""
+        number = len(pointwise)
+        error = pointwise.std().item() / number**0.5 if number > 1 else math.nan
+        return cls(pointwise.mean().item() - less, error, number, method)
+
+    @property
+    def bits(self) -> float:
+        return self.value / math.log(2)
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ± {self.error:.3f} nats ({self.method}, {self.samples} samples)"
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """An estimate beside the same estimator on samples whose pairing was destroyed.
+
+    p = (1 + #{shuffled ≥ value}) / (1 + number of shuffles): the chance of a value this large without dependence.
+    """
+
+    value: float
+    shuffled: tuple[float, ...]
+
+    @property
+    def p(self) -> float:
+        return (1 + sum(other >= self.value for other in self.shuffled)) / (1 + len(self.shuffled))
+
+    @property
+    def null(self) -> float:
+        """What the estimator gives on average where there is nothing: its bias at independence."""
+        return sum(self.shuffled) / len(self.shuffled)
+
+    @property
+    def excess(self) -> float:
+        """value − null. At independence it is 0 on average; elsewhere the bias need not be that of independence."""
+        return self.value - self.null
+
+
+def permutation_test(
+    estimator: Callable[[Tensor, Tensor], Estimate | float | Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    shuffles: int = 99,
+    seed: int = 0,
+) -> Permuted:
+    """estimator(x, y) beside estimator(x, y∘π) for random permutations π of the samples.
+
+    The smallest p that can come out is 1/(shuffles + 1). Samples must be independent of each other: tokens of one text
+    are not.
+
+    >>> from pdelab.metrics.information import ksg
+    >>> x = torch.linspace(0, 1, 50, dtype=torch.float64).sin()
+    >>> permutation_test(ksg, x, x.square() + 1, shuffles=19).p
+    0.05
+    """
+    if not isinstance(shuffles, int) or shuffles < 1:
+        raise ValueError(f"shuffles must be a whole number of at least 1; not {shuffles!r}")
+    if len(x) != len(y):
+        raise ValueError(f"y must have as many samples as x, {len(x)}; not {len(y)}")
+    generator = stream(seed, "permutation test")
+    orders = (torch.randperm(len(y), generator=generator).to(y.device) for _ in range(shuffles))
+    return Permuted(float(estimator(x, y)), tuple(float(estimator(x, y[order])) for order in orders))
+
+
+def samples(x: Tensor, name: str = "x", at_least: int = 2) -> Tensor:
+    """x as (sample, feature) in float32 at least; (n,) is one feature. ValueError if it is no such thing."""
+    if not isinstance(x, Tensor) or x.ndim not in (1, 2):
+        given = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"{name} must be a tensor of samples, (sample, feature) or (sample,); not {given}"
+            + (" (`rows` makes samples of a field)" if isinstance(x, Tensor) and x.ndim == 3 else "")
+        )
+    if x.is_complex():
+        raise ValueError(f"{name} must be real; it is {x.dtype}")
+    x = precise(x if x.ndim == 2 else x.unsqueeze(-1))
+    if len(x) < at_least or x.shape[1] < 1:
+        raise ValueError(f"{name} must have at least {at_least} samples of one feature; not {tuple(x.shape)}")
+    if not x.is_meta and not torch.isfinite(x).all():
+        raise ValueError(f"{name} must be finite; it holds NaN or infinite values")
+    return x
+
+
+def sample_pair(x: Tensor, y: Tensor, at_least: int = 2) -> tuple[Tensor, Tensor]:
+    x, y = samples(x, "x", at_least), samples(y, "y", at_least)
+    if len(x) != len(y):
+        raise ValueError(f"y must have as many samples as x, {len(x)}; not {len(y)}")
+    if x.device != y.device:
+        raise ValueError(f"x and y must be on one device; not {x.device} and {y.device}")
+    return x, y
+
+
+def labels(y: Tensor | Sequence[int], number: int | None = None, name: str = "y") -> Tensor:
+    """Any finite set of labels as 0, 1, 2, …, (n,); rows of a matrix are one label each."""
+    y = torch.as_tensor(y)
+    if y.ndim not in (1, 2) or not len(y):
+        raise ValueError(f"{name} must be labels, (sample,), or rows of them; not of shape {tuple(y.shape)}")
+    if number is not None and len(y) != number:
+        raise ValueError(f"{name} must have one label for each of the {number} samples; not {len(y)}")
+    if y.is_floating_point() and not torch.isfinite(y).all():
+        raise ValueError(f"{name} must be finite; it holds NaN or infinite values")
+    return torch.unique(y, dim=0, return_inverse=True)[1]
+
+
+def rows(u: Field, mask: Mask | None = None, of: str = "mean") -> Tensor:
+    """Samples (n, feature) of a field (batch, token, feature), whose padding is left out.
+
+    mean: the mean over the real tokens, one sample a sequence (what a pooled readout sees).
+    tokens: every real token a sample; those of one sequence are not independent.
+    whole: the state of a sequence in full, (batch, token · feature); padding is 0.
+    """
+    one_of(of, ROWS, "of")
+    if isinstance(u, Tensor) and u.ndim == 3:
+        check_mask(mask, u)
+        u = keep_real(u, mask)
+    check_field(u)
+    if of == "mean":
+        return token_mean(u, mask).squeeze(1)
+    if of == "tokens":
+        return u.flatten(0, 1) if mask is None else u[mask]
+    return u.flatten(1)

@@ -1,0 +1,430 @@
+"""Estimators against information that is known: Gaussians, counts, mixtures, and other people's code."""
+
+import math
+
+import infomeasure
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from sklearn.feature_selection import mutual_info_regression
+from systems import field, padded
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pdelab.metrics.information import (
+    Estimate,
+    bin_codes,
+    binned_information,
+    channel_bounds,
+    channel_information,
+    discrete_information,
+    entropy,
+    gaussian_channel,
+    gaussian_fit,
+    gaussian_information,
+    ksg,
+    neighbours,
+    noise_at_ratio,
+    per_unit_information,
+    permutation_test,
+    rows,
+)
+from pdelab.seeds import normal, stream
+
+BITS = math.log(2)
+
+
+def gaussian_pair(rho, n, d=1, seed=0):
+    """n samples of d independent pairs with correlation rho: I = −d/2 log(1 − ρ²)."""
+    x, z = normal(seed, "x", size=(n, d)), normal(seed, "z", size=(n, d))
+    return x, rho * x + math.sqrt(1 - rho**2) * z
+
+
+def known(rho, d=1):
+    return -d / 2 * math.log(1 - rho**2)
+
+
+def within(estimate, truth, errors=4.0, bias=0.0):
+    assert abs(estimate.value - truth) < errors * estimate.error + bias, (str(estimate), truth)
+
+
+# KSG
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.6, 0.9, -0.9])
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_ksg_finds_the_information_of_a_gaussian_pair(rho, k):
+    within(ksg(*gaussian_pair(rho, 3000), k=k), known(rho), bias=0.01)
+
+
+def test_ksg_is_zero_for_independent_and_for_shuffled_samples():
+    x, y = gaussian_pair(0.9, 2000)
+    independent = ksg(*gaussian_pair(0.0, 2000))
+    shuffled = ksg(x, y[torch.randperm(2000, generator=stream(0, "order"))])
+    for found in (independent, shuffled):
+        within(found, 0.0)
+    assert ksg(x, y).value > 20 * ksg(x, y).error  # the same test does see a dependence
+
+
+def test_ksg_of_two_independent_pairs_is_the_sum():
+    (x, y), (a, b) = gaussian_pair(0.8, 4000, seed=1), gaussian_pair(0.5, 4000, seed=2)
+    together = ksg(torch.cat([x, a], 1), torch.cat([y, b], 1))
+    within(together, known(0.8) + known(0.5), bias=0.05)
+    assert together.value == pytest.approx(ksg(x, y).value + ksg(a, b).value, abs=0.08)
+
+
+@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-10, 10))
+def test_ksg_does_not_see_a_joint_scale_a_shift_or_the_order(scale, shift):
+    x, y = gaussian_pair(0.7, 200, d=2)
+    order = torch.randperm(200, generator=stream(3, "order"))
+    moved = ksg((scale * x + shift)[order], (scale * y - shift)[order])
+    assert moved.value == pytest.approx(ksg(x, y).value, abs=1e-9)
+    assert ksg(y, x).value == pytest.approx(ksg(x, y).value, abs=1e-12)
+
+
+def test_ksg_does_see_the_scale_of_one_of_them():
+    x, y = gaussian_pair(0.7, 500)
+    assert abs(ksg(x, 1000 * y).value - ksg(x, y).value) > 1e-3
+
+
+@pytest.mark.parametrize(("dx", "dy"), [(1, 1), (2, 1), (3, 5), (16, 16)])
+@pytest.mark.parametrize("k", [1, 4])
+def test_ksg_is_infomeasures(dx, dy, k):
+    x = normal(4, "x", size=(300, dx))
+    y = x[:, :1] + normal(4, "y", size=(300, dy))
+    theirs = infomeasure.mutual_information(x.numpy(), y.numpy(), approach="metric", k=k, noise_level=0)
+    assert ksg(x, y, k=k).value == pytest.approx(theirs, abs=1e-12)
+
+
+def test_ksg_is_scikit_learns_in_one_dimension():
+    """Theirs scales both variables, adds a little noise and takes the maximum with 0: equal up to that noise."""
+    x, y = gaussian_pair(0.6, 400)
+    x, y = x / x.std(correction=0), y / y.std(correction=0)
+    theirs = mutual_info_regression(x.numpy(), y.squeeze(1).numpy(), n_neighbors=3, random_state=0)[0]
+    assert ksg(x, y).value == pytest.approx(theirs, abs=1e-6)
+
+
+def test_ksg_is_far_too_low_in_many_dimensions():
+    """What its docstring warns of."""
+    found, truth = ksg(*gaussian_pair(0.5, 2000, d=16)), known(0.5, 16)
+    assert truth == pytest.approx(2.30, abs=0.01)
+    assert found.value < 1
+
+
+def test_ksg_in_pieces_is_ksg_at_once(monkeypatch):
+    x, y = gaussian_pair(0.6, 333, d=2)
+    whole = ksg(x, y)
+    monkeypatch.setattr(neighbours, "AT_ONCE", 1000)
+    assert ksg(x, y) == whole
+
+
+def test_ten_thousand_samples_stay_within_bounded_memory():
+    """All distances at once would be 10⁸ numbers, 400 MB in float32, for x and for y each."""
+    x, y = (v.float() for v in gaussian_pair(0.6, 10_000, d=2))
+    assert _largest_tensor(lambda: ksg(x, y)) <= neighbours.AT_ONCE
+
+
+def _largest_tensor(compute):
+    """The number of entries of the largest tensor that any operation makes."""
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            made = f(*args, **(kwargs or {}))
+            for one in made if isinstance(made, tuple | list) else (made,):
+                if isinstance(one, torch.Tensor):
+                    Watch.largest = max(Watch.largest, one.numel())
+            return made
+
+    with Watch():
+        compute()
+    return Watch.largest
+
+
+def test_equal_samples_are_refused_by_ksg():
+    x = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
+    with pytest.raises(ValueError, match="4 or more equal samples"):
+        ksg(x, x)
+
+
+# Gaussian
+
+
+@given(rho=st.floats(-0.99, 0.99))
+def test_a_gaussian_pair_has_minus_half_log_one_minus_rho_squared(rho):
+    covariance = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
+    assert gaussian_information(covariance, 1).item() == pytest.approx(known(rho), abs=1e-12)
+
+
+def test_in_several_dimensions_it_is_the_sum_over_canonical_correlations():
+    a = normal(5, "a", size=(5, 5))
+    covariance = a @ a.T + 0.5 * torch.eye(5, dtype=torch.float64)
+    xx, yy, xy = covariance[:2, :2], covariance[2:, 2:], covariance[:2, 2:]
+    white = [torch.linalg.inv(torch.linalg.cholesky(part)) for part in (xx, yy)]
+    canonical = torch.linalg.svdvals(white[0] @ xy @ white[1].T)
+    want = -torch.log1p(-canonical.square()).sum() / 2
+    torch.testing.assert_close(gaussian_information(covariance, 2), want)
+
+
+def test_a_gaussian_channel_is_a_gaussian_pair():
+    a = normal(6, "a", size=(3, 3))
+    covariance, noise = a @ a.T, 0.7
+    joint = torch.cat([torch.cat([covariance, covariance], 1), torch.cat([covariance, covariance], 1)], 0)
+    joint[3:, 3:] += noise**2 * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(gaussian_channel(covariance, noise), gaussian_information(joint, 3))
+
+
+def test_the_gaussian_fit_has_no_bias_left_and_its_error_is_the_spread():
+    """20 + 20 features from 60 samples: uncorrected it finds more than 5 nats where there are 0.4."""
+    found = [gaussian_fit(*_few(seed)) for seed in range(200)]
+    values = torch.tensor([one.value for one in found])
+    assert abs(values.mean() - 20 * known(0.2)) < 4 * values.std() / math.sqrt(200)
+    assert gaussian_fit(*_few(0), correct=False).value > 5
+
+
+def _few(seed):
+    return gaussian_pair(0.2, 60, d=20, seed=seed)
+
+
+@pytest.mark.parametrize("estimator", [gaussian_fit, ksg])
+def test_the_standard_error_is_the_spread_over_samples(estimator):
+    found = [estimator(*gaussian_pair(0.7, 400, seed=seed)) for seed in range(100)]
+    spread = torch.tensor([one.value for one in found]).std().item()
+    assert 0.75 < spread / np.mean([one.error for one in found]) < 1.33
+
+
+def test_the_gaussian_fit_misses_what_is_not_linear():
+    x = normal(7, "x", size=(3000, 1))
+    y = x.square() + 0.1 * normal(7, "y", size=(3000, 1))
+    assert gaussian_fit(x, y).value < 0.01
+    assert ksg(x, y).value > 1
+
+
+# counts
+
+
+def test_the_entropy_of_known_shares():
+    assert entropy([0, 0, 0, 1]).value == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert entropy(torch.arange(7)).value == pytest.approx(math.log(7))
+    assert entropy(torch.zeros(9)).value == 0
+
+
+def test_counting_is_infomeasures():
+    x = torch.randint(0, 4, (500,), generator=stream(8, "x"))
+    y = (x + torch.randint(0, 3, (500,), generator=stream(8, "y"))) % 5
+    theirs = infomeasure.mutual_information(x.numpy(), y.numpy(), approach="discrete")
+    assert discrete_information(x, y).value == pytest.approx(theirs, abs=1e-12)
+    corrected = infomeasure.entropy(x.numpy(), approach="miller_madow")
+    assert entropy(x, correction="miller-madow").value == pytest.approx(corrected, abs=1e-12)
+
+
+def test_the_bias_of_counting_is_that_of_chi_squared():
+    """Independent labels, 5 and 4 of them, 400 samples: mean (5−1)(4−1)/2n, and none after the correction."""
+    n, kinds = 400, (5, 4)
+    pairs = [[torch.randint(0, m, (n,), generator=stream(seed, m)) for m in kinds] for seed in range(300)]
+    plain = torch.tensor([discrete_information(*pair).value for pair in pairs], dtype=torch.float64)
+    corrected = torch.tensor([discrete_information(*p, correction="miller-madow").value for p in pairs])
+    bias = (kinds[0] - 1) * (kinds[1] - 1) / (2 * n)
+    assert plain.mean() == pytest.approx(bias, rel=0.1)
+    assert abs(corrected.mean()) < 4 * corrected.std() / math.sqrt(300)
+
+
+def test_entropy_by_counting_is_too_low_by_the_number_of_labels():
+    values = [entropy(torch.randint(0, 10, (200,), generator=stream(seed, "h"))).value for seed in range(300)]
+    assert math.log(10) - np.mean(values) == pytest.approx(9 / 400, rel=0.15)
+
+
+@given(bins=st.integers(1, 50), seed=st.integers(0, 100))
+def test_binned_information_never_exceeds_log_n_and_is_reached_by_samples_that_differ(bins, seed):
+    t = normal(seed, "t", size=(40, 6))
+    found = binned_information(t, bins=bins)
+    assert found.value <= math.log(40) + 1e-12
+    assert binned_information(t, bins=1000).value == pytest.approx(math.log(40), abs=1e-12)
+
+
+def test_with_all_rows_different_shuffled_labels_have_all_the_information_of_labels():
+    """Saturation: I(bin T; Y) = H(Y) whatever Y is."""
+    t, y = normal(9, "t", size=(100, 20)), torch.randint(0, 10, (100,), generator=stream(9, "y"))
+    assert binned_information(t, y, bins=30).value == pytest.approx(entropy(y).value, abs=1e-12)
+
+
+def test_counting_obeys_data_processing():
+    """X → T → g(T): a coarser label knows no more."""
+    x = torch.randint(0, 12, (300,), generator=stream(10, "x"))
+    t = (x + torch.randint(0, 4, (300,), generator=stream(10, "noise"))) % 12
+    assert discrete_information(x, t // 3).value <= discrete_information(x, t).value
+    assert discrete_information(x, (5 * t) % 12).value == pytest.approx(discrete_information(x, t).value, abs=1e-12)
+
+
+def test_a_bin_is_where_numpy_puts_it():
+    t = normal(11, "t", size=(200, 3))
+    for j, codes in enumerate(bin_codes(t, 7, "unit").T):
+        counts = np.histogram(t[:, j].numpy(), bins=7)[0]
+        assert torch.bincount(codes, minlength=7).tolist() == counts.tolist()
+    layer = np.histogram(t.numpy(), bins=7)[0]
+    assert torch.bincount(bin_codes(t, 7, "layer").flatten(), minlength=7).tolist() == layer.tolist()
+    outside = bin_codes(torch.tensor([-9.0, 0.1, 0.9, 9.0]), 2, (0.0, 1.0)).flatten()
+    assert outside.tolist() == [0, 0, 1, 1]
+    assert bin_codes(torch.ones(4, 2), 5).unique().tolist() == [0]
+
+
+def test_per_unit_information_is_that_of_each_unit_by_itself():
+    t, y = normal(12, "t", size=(300, 4)), torch.randint(0, 3, (300,), generator=stream(12, "y"))
+    t[:, 1] += 3 * y
+    found = per_unit_information(t, y, bins=6)
+    one_by_one = [discrete_information(bin_codes(t[:, j], 6, "unit").squeeze(1), y).value for j in range(4)]
+    torch.testing.assert_close(found.double(), torch.tensor(one_by_one, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    assert found.argmax() == 1
+
+
+# the noisy channel
+
+
+def two_points(distance, noise):
+    """I of a fair bit sent as 0 or `distance` with Gaussian noise, by quadrature."""
+
+    def density(s):
+        return (math.exp(-(s**2) / (2 * noise**2)) + math.exp(-((s - distance) ** 2) / (2 * noise**2))) / 2
+
+    def integrand(s):
+        own = math.exp(-(s**2) / (2 * noise**2))
+        return own * (math.log(own / density(s)) if own > 0 else 0.0)
+
+    return quad(integrand, -12 * noise, 12 * noise)[0] / (noise * math.sqrt(2 * math.pi))
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+def test_the_channel_of_one_bit_is_the_integral_and_lies_between_the_bounds(noise):
+    t = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    truth, bounds = two_points(2.0, noise), channel_bounds(t, noise=noise)
+    assert bounds.lower <= truth <= bounds.upper
+    found = [channel_information(t, noise=noise, draws=2000, seed=seed).value for seed in range(10)]
+    assert abs(np.mean(found) - truth) < 4 * np.std(found, ddof=1) / math.sqrt(10) + 1e-12
+
+
+@given(noise=st.floats(0.05, 20.0), seed=st.integers(0, 50))
+def test_the_bounds_are_in_order_and_within_zero_and_log_n(noise, seed):
+    bounds = channel_bounds(normal(seed, "t", size=(30, 3)), noise=noise)
+    assert -1e-12 <= bounds.lower <= bounds.upper <= math.log(30) + 1e-12
+
+
+def test_many_samples_of_a_gaussian_have_the_information_of_a_gaussian_channel():
+    t = normal(13, "t", size=(4000, 1))
+    truth = gaussian_channel(torch.eye(1, dtype=torch.float64), 1.0).item()
+    within(channel_information(t, noise=1.0, draws=4), truth, bias=0.005)
+    bounds = channel_bounds(t, noise=1.0)
+    assert bounds.lower <= truth <= bounds.upper
+
+
+def test_little_noise_tells_every_input_and_much_noise_none():
+    t, y = normal(14, "t", size=(50, 4)), torch.arange(50) % 5
+    assert channel_bounds(t, noise=1e-3).lower == pytest.approx(math.log(50))
+    assert channel_bounds(t, noise=1e4).upper == pytest.approx(0, abs=1e-6)
+    assert channel_information(t, noise=1e-3).value == pytest.approx(math.log(50))
+    assert channel_information(t, y, noise=1e-3).value == pytest.approx(math.log(5))
+    assert channel_information(t, noise=1e4).value == pytest.approx(0, abs=1e-3)
+
+
+def test_labels_that_name_the_inputs_are_the_inputs_and_coarser_labels_know_less():
+    t = normal(15, "t", size=(60, 3))
+    one = channel_information(t, noise=0.5, seed=1)
+    assert channel_information(t, torch.arange(60), noise=0.5, seed=1).value == pytest.approx(one.value, abs=1e-12)
+    coarse = channel_information(t, torch.arange(60) // 6, noise=0.5, draws=20)
+    assert coarse.value < channel_information(t, noise=0.5, draws=20).value
+
+
+@given(scale=st.floats(1e-2, 1e2))
+def test_at_a_fixed_ratio_the_scale_is_not_seen_and_at_fixed_noise_it_is(scale):
+    t = normal(16, "t", size=(40, 3))
+    still, moved = channel_bounds(t, ratio=2.0), channel_bounds(scale * t, ratio=2.0)
+    assert moved.lower == pytest.approx(still.lower, abs=1e-9)
+    assert moved.upper == pytest.approx(still.upper, abs=1e-9)
+    assert (channel_bounds(scale * t, noise=1.0).upper > channel_bounds(t, noise=1.0).upper) == (
+        scale > 1
+    ) or scale == 1
+
+
+def test_the_noise_at_a_ratio_has_that_ratio():
+    t = normal(17, "t", size=(500, 4)) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert t.var(dim=0, correction=0).mean().item() / noise_at_ratio(t, 5.0) ** 2 == pytest.approx(5.0)
+
+
+# the test against zero, samples, input
+
+
+def test_the_permutation_test_finds_a_dependence_and_not_its_absence():
+    x, y = gaussian_pair(0.5, 400)
+    assert permutation_test(ksg, x, y, shuffles=39).p == 1 / 40
+    quiet = [permutation_test(ksg, *gaussian_pair(0.0, 60, seed=s), shuffles=19, seed=s).p for s in range(40)]
+    assert sum(p <= 0.05 for p in quiet) <= 8  # 2 are expected, more than 8 have probability 2e−4
+    assert np.mean(quiet) > 0.3
+
+
+def test_the_null_of_the_permutation_test_is_the_bias():
+    t, y = normal(18, "t", size=(200, 1)), torch.randint(0, 4, (200,), generator=stream(18, "y"))
+
+    def counted(t, y):
+        return binned_information(t, y, bins=10, limits="unit")
+
+    found = permutation_test(counted, t, y)
+    assert found.null == pytest.approx(9 * 3 / 400, rel=0.3)
+    assert abs(found.excess) < 0.05
+
+
+def test_rows_leave_out_padding():
+    sequences = [field(1, n, seed=n) for n in (4, 2)]
+    u, mask = padded(sequences, (0, 2))
+    torch.testing.assert_close(rows(u, mask), torch.cat([s.mean(1) for s in sequences]))
+    torch.testing.assert_close(rows(u, mask, "tokens"), torch.cat([s[0] for s in sequences]))
+    assert rows(u, mask, "whole").shape == (2, u.shape[1] * u.shape[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_is_raised(dtype):
+    x, y = (v.to(dtype) for v in gaussian_pair(0.6, 300))
+    assert ksg(x, y).value == pytest.approx(ksg(*(v.float() for v in (x, y))).value)
+    assert gaussian_fit(x, y).value == pytest.approx(known(0.6), abs=0.15)
+    assert channel_bounds(x, noise=1.0).upper > 0
+
+
+def test_an_estimate_prints_and_converts():
+    found = Estimate(BITS, 0.1, 10, "KSG")
+    assert float(found) == BITS
+    assert found.bits == pytest.approx(1)
+    assert str(found) == "0.693 ± 0.100 nats (KSG, 10 samples)"
+
+
+X = torch.linspace(0, 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ksg(X, X[:5]), "y must have as many samples as x, 10; not 5"),
+        (lambda: ksg(X, X, k=10), "k must be a whole number from 1 to 9"),
+        (lambda: ksg(torch.zeros(2, 3, 4), X), "`rows` makes samples of a field"),
+        (lambda: ksg([1, 2], X), "x must be a tensor of samples"),
+        (lambda: ksg(X / 0, X), "x must be finite"),
+        (lambda: gaussian_fit(torch.ones(3, 2), torch.ones(3, 2)), "at least 6 samples"),
+        (lambda: gaussian_fit(torch.stack([X, X], 1), X), "linear functions of others"),
+        (lambda: gaussian_information(torch.ones(2, 3), 1), "covariance must be a square matrix"),
+        (lambda: gaussian_information(-torch.eye(2), 1), "positive definite"),
+        (lambda: gaussian_information(torch.eye(2), 2), "split must be from 1 to 1"),
+        (lambda: channel_bounds(X), "give noise or ratio"),
+        (lambda: channel_bounds(X, noise=0.0), "noise must be positive"),
+        (lambda: channel_bounds(torch.ones(4), ratio=1.0), "t must vary"),
+        (lambda: bin_codes(X, 0), "bins must be a whole number"),
+        (lambda: bin_codes(X, 2, "own"), "limits must be one of unit, layer"),
+        (lambda: bin_codes(X, 2, (1.0, 0.0)), "limits must be two numbers"),
+        (lambda: entropy([]), "y must be labels"),
+        (lambda: discrete_information([1, 2], [1]), "one label for each of the 2 samples"),
+        (lambda: permutation_test(ksg, X, X, shuffles=0), "shuffles must be"),
+        (lambda: rows(torch.zeros(1, 2, 3), of="all"), "of must be one of tokens, mean, whole"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
