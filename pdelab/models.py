@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_width, keep_real, token_mean
 from pdelab.integrators import Euler, Integrator, LieEuler
+from pdelab.seeds import derive
 from pdelab.solver import Status, Trajectory, solve
 from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
@@ -312,7 +313,7 @@ def coupled(
     activation: str = "relu",
     seed: int = 0,
 ) -> Model:
-    """u_l' = D_l ∂²u_l + α_l A_l(u_l) + R_l(u_l) + C_{l−1,l}(u_{l−1}) − C_{l,l+1}(u_l), l = 1 … L, by Euler.  (P1 eq 4/17, 20)
+    """u_l' = D_l ∂²u_l + α_l A_l(u_l) + R_l(u_l) + C_{l−1,l}(u_{l−1}) − C_{l,l+1}(u_l), l = 1 … L.  (P1 eq 4/17, 20)
 
     In: u_0 (batch, token, width). Out: u_L at the end. Between: the layers side by side, `blocks` · width features.
     diffusion, strength: D_l and α_l, one number for all layers or one for each.
@@ -370,7 +371,7 @@ def with_bottleneck(core: Model, width: int, size: int, *, outputs: int, seed: i
     """`with_ends`, and in place of its linear readout a `Bottleneck` of that size: a pooled classifier."""
     model = with_ends(core, width, outputs=outputs, seed=seed, **ends)
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed + 1)
+        torch.random.default_generator.manual_seed(derive(seed, "bottleneck"))
         channel = Bottleneck(width, size, outputs)
     model.readout = channel if core.readout is None else nn.Sequential(core.readout, channel)
     return model

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pdelab import datasets
 from pdelab.datasets.base import Dataset, shuffled_batches
 from pdelab.experiments import scheme
+from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import token_mean
 from pdelab.integrators import Euler
 from pdelab.models import Bottleneck, Model, coupled, with_bottleneck
+from pdelab.results import Result
 from pdelab.seeds import derive
 from pdelab.terms.base import choose
 from pdelab.terms.coupling import SideBySide
@@ -71,10 +74,11 @@ def follow(
 
 
 def resting_information(form: str, beta: float, decay: float) -> float:
-    """I at rest on the scalar channel, θ > 0 at the start: −½ ln q with q² + s₃βq + s₂λ = 0; ∞ if it never rests.
+    """I at rest on the scalar channel, from a small θ > 0: −½ ln q with q² + s₃βq + s₂λ = 0; ∞ if it never rests.
 
     With q = 1/(1 + θ²), dθ/dt = θ(q² + s₂λ + s₃βq) for the signs s₂ of λθ and s₃ of β∇I. As long as the bracket is
-    positive θ grows, so q falls from 1 to the largest root below 1; if the bracket is negative at q = 1, θ goes to 0.
+    positive θ grows, so from a small θ q falls from 1 to the largest root below 1; if the bracket is not positive at
+    q = 1, θ goes to 0.
 
     >>> round(resting_information("corrected", 0.25, 0.0), 3), resting_information("line 33", 0.25, 0.0)
     (0.693, inf)
@@ -102,7 +106,7 @@ class Update:
 
 
 def build(data: Dataset, seed: int, *, layers: int = 3, width: int = 16, steps: int = 8, size: int = 4) -> Model:
-    """The coupled system between an embedding and a noisy readout T = μ + Z: Δt = 1/2, links that start as the identity."""
+    """The coupled system between an embedding and a noisy readout T = μ + Z; Δt = 1/2, every link starts as 1."""
     core = coupled(width, layers, 2, 2 * width, steps=steps, dt=0.5, link=1.0, seed=derive(seed, "core"))
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_bottleneck(core, width, size, seed=derive(seed, "ends"), **ends)
@@ -161,8 +165,9 @@ def run_algorithm(
                     logits = model(part.x)
                 loss = cross_entropy(logits, part.y)  # line 31
                 information = channel(model).seen.square().sum(dim=1).mean() / 2  # in place of line 32
+                if not torch.isfinite(loss + information):
+                    return record  # a reward without end, or a step too large, is a result too
                 record.append(_update(model, groups, loss, information, sign * beta, eta, decay))  # line 33
-    model.eval()
     return record
 
 
@@ -181,6 +186,7 @@ def _update(model, groups, loss: Tensor, information: Tensor, weight: float, eta
 
 def accuracy(model: Model, data: Dataset) -> float:
     """On the test set, by a whole run from u₀, without noise."""
+    model.eval()
     return evaluate(model, data.test).accuracy
 
 
@@ -199,3 +205,40 @@ def diverges_at(outflow: float, dt: float, steps: int = 1000) -> tuple[bool, int
         if u.abs().max() > 1e6:
             return scheme.printed_condition(0.0, dt, 1.0), n
     return scheme.printed_condition(0.0, dt, 1.0), None
+
+
+SIZES = {
+    Scale.SMOKE: {"passes": 2, "layers": 2, "width": 8, "steps": 4},
+    Scale.BOOK: {"passes": 24, "layers": 3, "width": 16, "steps": 8},
+}
+SETTINGS = {"beta": 0.01, "eta": 0.2, "decay": 1e-4, "batch": 127}
+
+
+@experiment(Scale.SMOKE, Scale.BOOK)
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
+    """Algorithm 1 on digits: the printed and the corrected order of its loops, and both signs in line 33.
+
+    KEY/…: order, then sign; `ends` is the last value of ½E|μ|² and of the loss, `done` how many updates stayed finite.
+    """
+    size, data, figures = dict(SIZES[scale]), datasets.load("digits-rows"), {}
+    passes = size.pop("passes")
+    for order in ("printed", "corrected"):
+        for word, sign in (("reward", -1), ("penalty", 1)):
+            model = build(data, seed, **size)
+            record = run_algorithm(model, data, order=order, sign=sign, seed=seed, passes=passes, **SETTINGS)
+            key = f"{order}/{word}"
+            figures |= {
+                f"{key}/accuracy": accuracy(model, data) if _finite(model) else 0.0,
+                f"{key}/information": [update.information for update in record],
+                f"{key}/losses": [update.loss for update in record],
+                f"{key}/done": len(record),
+            }
+            for part in record[0].gradients:
+                figures[f"{key}/largest gradient/{part}"] = max(update.gradients[part] for update in record)
+    settings = {"passes": passes, **size, **SETTINGS, "data": data.name}
+    controls = {"chance": 1 / data.classes}
+    return Result("algorithm1", settings, scale, seed, "finished", figures, controls)
+
+
+def _finite(model: Model) -> bool:
+    return all(bool(torch.isfinite(weight).all()) for weight in model.parameters())

@@ -64,7 +64,7 @@ def explicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float
 
 
 def implicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float, iterations: int = 200) -> Field:
-    """u_l = u_{l−1} + h F(u_l): each layer an equation, solved by iteration (h times the Lipschitz constant below 1)."""
+    """u_l = u_{l−1} + h F(u_l): an equation a layer, solved by iteration (h times F's Lipschitz constant below 1)."""
     for _ in range(layers):
         v = u0
         for _ in range(iterations):
@@ -195,7 +195,7 @@ def affine_fit(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def layernorm_fit_errors(scales: Sequence[float], seed: int = 0, width: int = 16, examples: int = 2000) -> list[float]:
-    """|fit(sx) − LN(sx)|/|LN(sx)| (root mean squares) for the best affine fit to LayerNorm at s = 1, on new examples."""
+    """|fit(sx) − LN(sx)|/|LN(sx)| (root mean squares) of the best affine fit to LayerNorm at s = 1, new examples."""
     train, test = torch.randn(2, examples, width, generator=stream(seed, "affine"), dtype=torch.float64)
     norm = nn.LayerNorm(width, eps=0.0, elementwise_affine=False)
     fit = affine_fit(train, norm(train))
@@ -218,7 +218,7 @@ def one_step(u, A, V, W, U, b, E, numbers, ends: str) -> Tensor:
     x, top, y = shares(numbers)
     links = link_matrices(E, top)  # (batch, block, d, d)
     own = u[:, 1:]
-    batch, layers, tokens, width = own.shape
+    tokens, width = own.shape[-2:]
     spatial = laplacian(own.reshape(-1, tokens, width), ends).view_as(own) / tokens**2
     weights = (own @ A @ own.transpose(-1, -2)).softmax(dim=-1)
     attended = weights @ own @ V.transpose(-1, -2)
