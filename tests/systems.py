@@ -24,6 +24,7 @@ from pdelab import (
     PreNorm,
     Reaction,
     SharedOutputInteraction,
+    SideBySide,
     SpatialStabilization,
     Strang,
     simulator,
@@ -91,6 +92,9 @@ TERMS = {
     "interaction of the normalised field": lambda: PreNorm(Interaction(WIDTH, 2), WIDTH),
     "reaction of the normalised field": lambda: PreNorm(Reaction(WIDTH, 7, activation="tanh"), WIDTH),
     "coupling of two layers": lambda: Coupling(WIDTH // 2, 2),
+    "coupling with both ends": lambda: Coupling(WIDTH // 2, 2, inflow=True, outflow=True),
+    "interaction in each of two layers": lambda: SideBySide([Interaction(WIDTH // 2) for _ in range(2)], WIDTH // 2),
+    "reaction in the first of two layers": lambda: SideBySide([Reaction(WIDTH // 2, 5), None], WIDTH // 2),
 }
 
 

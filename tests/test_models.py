@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from systems import MODELS, SEQUENCES, WIDTH, assert_padding_changes_nothing, field, model, padded, seeded
 from torch import nn
 
-from pdelab import Euler, Layered, LieEuler, MasterEquation, Status, from_torch, simulator, solve, transformer
-from pdelab.models import VARIANTS, Embedding, Model, with_ends
+from pdelab import Euler, Layered, LieEuler, MasterEquation, Status, coupled, from_torch, simulator, solve, transformer
+from pdelab.models import VARIANTS, Bottleneck, Embedding, Model, with_bottleneck, with_ends
 
 every_model = pytest.mark.parametrize("name", MODELS)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -655,3 +655,165 @@ def test_an_embedding_that_is_not_finite_gives_an_output_that_is_not_a_number():
     with torch.no_grad():
         model.embed.places.fill_(torch.inf)
     assert torch.isnan(model(torch.zeros(2, 6, dtype=torch.long))).all()
+
+
+# The coupled system (P1 eq 4/17-20).
+
+ENDS = [(inflow, outflow) for inflow in (False, True) for outflow in (False, True)]
+
+
+def system(inflow=True, outflow=True, **options):
+    sizes = {"steps": 4, "dt": 0.3, "diffusion": (0.01, 0.02, 0.0), "strength": (1.0, 0.5, 2.0)} | options
+    return seeded(lambda: coupled(WIDTH, 3, 2, 7, inflow=inflow, outflow=outflow, **sizes), spread=0.4)
+
+
+def attention_by_hand(term, u):
+    """α W_O Concat_h softmax(QKᵀ/√d_h) V + bias, token by token."""
+    q, k, v = (u @ term.qkv.weight.T + term.qkv.bias).chunk(3, dim=-1)
+    heads = []
+    for h in range(term.heads):
+        at = slice(h * term.head_width, (h + 1) * term.head_width)
+        scores = torch.stack([torch.stack([q[i, at] @ k[j, at] for j in range(len(u))]) for i in range(len(u))])
+        heads.append((scores / math.sqrt(term.head_width)).softmax(dim=-1) @ v[:, at])
+    return term.strength * (torch.cat(heads, dim=-1) @ term.out.weight.T + term.out.bias)
+
+
+@pytest.mark.parametrize(("inflow", "outflow"), ENDS)
+def test_the_coupled_model_is_the_printed_scheme_written_out(inflow, outflow):
+    """P1 eq 20, layer by layer and token by token, for one sequence."""
+    made, u0 = system(inflow, outflow), field(1, 5)
+    diffusion, attention, network, exchange = made.equation.terms
+    links, N = list(exchange.exchange), 5
+    if inflow:
+        u = {0: u0[0], **{layer: torch.zeros(N, WIDTH, dtype=torch.float64) for layer in (1, 2, 3)}}
+    else:
+        u = {layer: u0[0] if layer == 1 else torch.zeros(N, WIDTH, dtype=torch.float64) for layer in (1, 2, 3)}
+    first = 0 if inflow else 1
+    for _ in range(made.steps):
+        after = dict(u)
+        for layer in (1, 2, 3):
+            place = str(layer - first)
+            D, net = diffusion.terms[place].coefficient, network.terms[place]
+            now = u[layer]
+            second = torch.stack([now[min(i + 1, N - 1)] - 2 * now[i] + now[max(i - 1, 0)] for i in range(N)])
+            hidden = (now @ net.inner.weight.T + net.inner.bias).clamp(min=0)
+            rate = D * second * N**2 + attention_by_hand(attention.terms[place], now)
+            rate = rate + hidden @ net.outer.weight.T + net.outer.bias
+            if layer - 1 in u:
+                below = links[layer - 1 - first]
+                rate = rate + u[layer - 1] @ below.weight.T + below.bias
+            if layer < 3 or outflow:
+                above = links[layer - first]
+                rate = rate - now @ above.weight.T - above.bias
+            after[layer] = now + made.dt * rate
+        u = after
+    with torch.no_grad():
+        run = made.trajectory(u0)
+    for got, layer in zip(run.final[0].split(WIDTH, dim=-1), sorted(u), strict=True):
+        torch.testing.assert_close(got, u[layer], rtol=0, atol=1e-12)
+    torch.testing.assert_close(made(u0)[0], u[3], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("inflow", "outflow"), ENDS)
+def test_padding_does_not_reach_the_coupled_layers(inflow, outflow):
+    made = system(inflow, outflow)
+    u, mask = padded(fill=1e30)
+    with torch.no_grad():
+        run, alone = made.trajectory(u, mask), [made.trajectory(one) for one in SEQUENCES]
+        for k in range(made.steps + 1):
+            assert_padding_changes_nothing(run.states[k], mask, [one.states[k] for one in alone])
+        assert_padding_changes_nothing(made(u, mask), mask, [made(one) for one in SEQUENCES])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_coupled_model_follows_the_dtype_and_keeps_examples_apart(dtype):
+    made, u = system().to(dtype), field(3, dtype=dtype)
+    assert made(u).dtype == dtype
+    torch.testing.assert_close(made(u), torch.cat([made(one) for one in u.split(1)]))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_coupled_model_runs_on_the_meta_device(masked):
+    with torch.device("meta"):
+        made, u = coupled(WIDTH, 3, 2, 7, steps=2, dt=0.1), torch.ones(2, 5, WIDTH)
+        mask = torch.ones(2, 5, dtype=torch.bool) if masked else None
+    assert [state.shape for state in made.trajectory(u, mask).states] == [(2, 5, 4 * WIDTH)] * 3
+    assert (made(u, mask).shape, made(u).device.type) == ((2, 5, WIDTH), "meta")
+
+
+def test_links_start_as_a_multiple_of_the_identity_and_are_learned():
+    made = coupled(WIDTH, 3, 2, 7, steps=2, dt=0.1, link=0.7)
+    links = made.equation.terms[-1].exchange
+    assert len(links) == 4  # into 1, 2, 3 and out of 3
+    for link in links:
+        torch.testing.assert_close(link.weight, 0.7 * torch.eye(WIDTH))
+        assert (link.bias == 0).all()
+        assert link.weight.requires_grad
+
+
+def test_the_input_reaches_the_top_after_as_many_steps_as_there_are_layers():
+    """Layer 1 feels the held input in step 1, layer 3 in step 3: not before."""
+    u = field(1, 5).requires_grad_()
+    moved = [
+        torch.autograd.grad(system(steps=steps)(u).sum(), u, materialize_grads=True)[0].abs().sum().item()
+        for steps in (2, 3)
+    ]
+    assert moved[0] == 0
+    assert moved[1] > 0
+
+
+def test_one_seed_gives_one_coupled_model_and_every_layer_its_own_weights():
+    first, again, other = (coupled(WIDTH, 3, 2, 7, steps=2, dt=0.1, seed=seed) for seed in (0, 0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    layers = first.equation.terms[1].terms
+    assert (layers["1"].qkv.weight != layers["2"].qkv.weight).any()
+    assert (layers["1"].qkv.weight != other.equation.terms[1].terms["1"].qkv.weight).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": 0}, "layers and steps must be at least 1"),
+        ({"steps": 0}, "layers and steps must be at least 1"),
+        ({"dt": 0.0}, "dt positive"),
+        ({"layers": 1, "inflow": False}, "nothing to exchange"),
+        ({"diffusion": (0.1, 0.2)}, "diffusion must be a number or one for each of the 3 layers"),
+        ({"strength": (1.0,)}, "strength must be a number or one for each of the 3 layers"),
+    ],
+)
+def test_a_coupled_model_that_cannot_be_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        coupled(**{"width": 4, "layers": 3, "heads": 2, "hidden": 7, "steps": 2, "dt": 0.1} | options)
+
+
+def test_between_its_ends_a_coupled_model_is_a_classifier_that_reads_the_top_layer():
+    made = with_ends(coupled(8, 2, 2, 8, steps=4, dt=0.5), 8, outputs=3, length=6, features=5)
+    x = field(4, 6, 5, dtype=torch.float32)
+    top = made.trajectory(x).final[..., -8:].mean(dim=1)
+    torch.testing.assert_close(made(x), made.readout[-1](top))
+    assert set(made.layers()) == {"embed", "layers", "readout"}
+
+
+@pytest.mark.parametrize("core", [lambda: coupled(8, 2, 2, 8, steps=4, dt=0.5), lambda: transformer(8, 2, 2, 8)])
+def test_a_bottleneck_adds_noise_of_size_one_in_training_and_none_in_evaluation(core):
+    made = with_bottleneck(core(), 8, 2, outputs=3, length=6, features=5)
+    channel = next(m for m in made.modules() if isinstance(m, Bottleneck))
+    x = field(1, 6, 5, dtype=torch.float32).expand(4000, -1, -1)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        quiet, noisy = made.eval()(x), made.train()(x)
+        moved = torch.linalg.lstsq(channel.out.weight, (noisy - quiet).T).solution.T  # back to T
+    torch.testing.assert_close(made.eval()(x), quiet)
+    torch.testing.assert_close(moved.mean(dim=0), torch.zeros(2), rtol=0, atol=0.08)  # 5 standard errors
+    torch.testing.assert_close(moved.std(dim=0), torch.ones(2), rtol=0, atol=0.06)
+
+
+def test_a_bottleneck_shows_its_mean_with_a_graph_in_training_only():
+    channel = Bottleneck(4, 2, 3)
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    channel.train()(z)
+    torch.testing.assert_close(channel.seen, channel.mean(z))
+    assert channel.seen.requires_grad
+    channel.eval()(z)
+    assert not channel.seen.requires_grad
+    assert copy.deepcopy(channel).seen.shape == (5, 2)

@@ -33,6 +33,9 @@ MOVED = {
     "interaction of the normalised field": (ALL_TOKENS, ALL_FEATURES),
     "reaction of the normalised field": ({2}, ALL_FEATURES),
     "coupling of two layers": ({2}, ALL_FEATURES),  # features 0, 1 are layer 1 and give to 2, 3, layer 2
+    "coupling with both ends": ({2}, {2, 3}),  # features 0, 1 are the input, which is held
+    "interaction in each of two layers": (ALL_TOKENS, {0, 1}),
+    "reaction in the first of two layers": ({2}, {0, 1}),
 }
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from systems import field, seeded
 
-from pdelab import Coupling, solve
+from pdelab import Coupling, Diffusion, Interaction, Reaction, SideBySide, solve
 
 
 def coupling(width, layers):
@@ -56,3 +56,41 @@ def test_the_biases_flow_with_the_weights():
 def test_too_few_features_or_layers_are_refused(width, layers):
     with pytest.raises(ValueError, match="width must be at least 1 and layers at least 2"):
         Coupling(width, layers)
+
+
+@given(width=st.integers(1, 3), layers=st.integers(2, 5), seed=st.integers(0, 999))
+@pytest.mark.parametrize("inflow", [False, True])
+@pytest.mark.parametrize("outflow", [False, True])
+def test_the_exchanges_add_up_to_the_two_end_terms(inflow, outflow, width, layers, seed):
+    """Σ_l C_l = C_{0,1}(u_0) − C_{L,L+1}(u_L), each 0 unless it is given."""
+    term = seeded(lambda: Coupling(width, layers, inflow=inflow, outflow=outflow), spread=0.5)
+    u = field(width=width * layers, seed=seed)
+    states, rates = (x.unflatten(-1, (layers, width)) for x in (u, term(u)))
+    entering = term.exchange[0](states[..., 0, :]) if inflow else 0.0
+    leaving = term.exchange[layers - 1](states[..., -1, :]) if outflow else 0.0
+    want = torch.zeros_like(states[..., 0, :]) + entering - leaving
+    torch.testing.assert_close(rates.sum(dim=-2), want, rtol=0, atol=1e-12)
+    if inflow:
+        assert (rates[..., 0, :] == 0).all()
+
+
+def test_each_layer_feels_its_own_term_and_nothing_of_the_others():
+    terms = [seeded(lambda: Reaction(2, 5)), None, Diffusion(0.3)]
+    u = field(width=6)
+    parts = u.split(2, dim=-1)
+    want = torch.cat([terms[0](parts[0]), torch.zeros_like(parts[1]), terms[2](parts[2])], dim=-1)
+    torch.testing.assert_close(SideBySide(terms, 2)(u), want, rtol=0, atol=0)
+    assert SideBySide(terms, 2).symbol == "R"
+
+
+@pytest.mark.parametrize("terms", [[], [None], [None, "A"]])
+def test_layers_without_a_term_are_refused(terms):
+    with pytest.raises(ValueError, match="terms must hold at least one Term"):
+        SideBySide(terms, 2)
+
+
+def test_layers_may_share_one_term():
+    """One module in two places is one set of weights."""
+    shared = Interaction(2)
+    both = SideBySide([shared, shared], 2)
+    assert len(list(both.parameters())) == len(list(shared.parameters()))
