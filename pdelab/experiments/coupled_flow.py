@@ -78,12 +78,12 @@ def depth_flow(F: Callable[[Field], Field], u0: Field, T: float = 1.0) -> Field:
     return solve(F, u0, steps=400, dt=T / 400, integrator=RK4(), keep=lambda u: None).final
 
 
-def readings(seed: int, layers: Sequence[int], T: float = 1.0) -> dict[str, list[float]]:
+def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = True) -> dict[str, list[float]]:
     """Distance of the top layer to the depth flow u(T), relative to how far the flow moves, links c = L/T, Δt = 1/c.
 
     relaxed: l is depth and t relaxes (L + 60 steps). twice: both are depth, L steps. residual: a residual network.
     """
-    F, width = branch(seed), 4
+    F, width = branch(seed, bias=bias), 4
     u0 = torch.randn(2, 5, width, generator=stream(seed, "u0"), dtype=torch.float64)
     truth = depth_flow(F, u0, T)
     moved = (truth - u0).norm()
