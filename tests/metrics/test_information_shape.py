@@ -185,10 +185,9 @@ def test_a_meta_tensor_gives_a_meta_number(metric):
     "wrong",
     [
         [[1.0]],
-        torch.zeros(3),
         torch.zeros(2, 3, 4),
         torch.zeros(0, 3),
-        torch.zeros(2, 3).int(),
+        torch.zeros(2, 3, dtype=torch.complex64),
         torch.full((2, 2), torch.nan),
     ],
 )
@@ -202,8 +201,8 @@ def test_what_is_no_sample_is_refused(metric, wrong):
     [
         (lambda t: effective_dimension(t, "rank"), "kind must be one of participation, entropy"),
         (lambda t: diversity(t, "entropy"), "kind must be one of variance, distance, cosine"),
-        (lambda t: diversity(t[:1]), "t must hold at least 2 samples"),
-        (lambda t: effective_dimension(t[:1]), "t must hold at least 2 samples"),
+        (lambda t: diversity(t[:1]), "t must have at least 2 samples"),
+        (lambda t: effective_dimension(t[:1]), "t must have at least 2 samples"),
         (lambda t: sparsity(t, -1), "threshold must be a finite number of at least 0"),
         (lambda t: sparsity(t, math.nan), "threshold must be a finite number of at least 0"),
     ],

@@ -96,15 +96,26 @@ def test_a_constant_feature_is_harmless():
     assert wider == pytest.approx(narrow, abs=1e-4)
 
 
+def test_one_sample_far_on_the_wrong_side_costs_much_but_not_everything():
+    y = labels((60, 40))
+    t = 10.0 * y.unsqueeze(1) + normal(0, "t", size=(100, 1))
+    t[0] = 1e4 * (1 - 2 * y[0])
+    found = usable_information(t, y, seed=0)
+    assert -math.inf < found.value < -10
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"t": torch.zeros(10)}, "^t must have shape"),
-        ({"t": torch.full((10, 1), torch.nan)}, "^t holds NaN"),
-        ({"y": torch.zeros(10)}, "^y must be a tensor of whole numbers"),
-        ({"y": torch.zeros(9).long()}, "^y must be a tensor of whole numbers of shape"),
+        ({"t": torch.zeros(10, 1, 1)}, "^t must be a tensor of samples"),
+        ({"t": torch.full((10, 1), torch.nan)}, "^t must be finite"),
+        ({"y": normal(0, "y", size=(10,))}, "^y must hold each class at least folds"),
+        ({"y": torch.zeros(9).long()}, "^y must have one label for each of the 10 samples"),
         ({"y": torch.zeros(10).long()}, "^y must hold at least two classes"),
-        ({"y": torch.tensor([0] * 6 + [7] * 4)}, "^y must hold each class at least folds = 5 times; 7 occurs 4 times"),
+        (
+            {"y": torch.tensor([0] * 6 + [7] * 4)},
+            "^y must hold each class at least folds = 5 times; .* occurs 4 times",
+        ),
         ({"folds": 1}, "^folds must be"),
         ({"strength": 0}, "^strength must be"),
     ],

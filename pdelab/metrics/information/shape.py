@@ -1,4 +1,4 @@
-"""How samples lie: t: (n, feature), n samples; each gives one number.
+"""How samples lie: t: (n, feature), n samples, or (n,) of one feature; each gives one number.
 
 The papers speak of the dimension, sparsity, magnitude and diversity of representations and define none of them. These
 are definitions, not theirs; each says what a common factor c does to it, because a network can change c at no cost.
@@ -7,27 +7,13 @@ are definitions, not theirs; each says what a common factor c does to it, becaus
 import torch
 from torch import Tensor
 
-from pdelab.metrics.base import mean_along, norm, one_of, precise
+from pdelab.metrics.base import mean_along, norm, one_of
+from pdelab.metrics.information.estimate import samples
 
 DIMENSIONS = ("participation", "entropy")
 DIVERSITIES = ("variance", "distance", "cosine")
 ENTRIES = 2**22
 """How many distances are held at once."""
-
-
-def clean_samples(t: Tensor, name: str = "t", least: int = 1) -> Tensor:
-    """t in float32 at least; ValueError if it is not (n, feature), finite, with at least `least` samples."""
-    if not isinstance(t, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor of shape (n, feature), not {type(t).__name__}")
-    if t.ndim != 2 or 0 in t.shape:
-        raise ValueError(f"{name} must have shape (n, feature), none of them 0; not {tuple(t.shape)}")
-    if len(t) < least:
-        raise ValueError(f"{name} must hold at least {least} samples; it holds {len(t)}")
-    if not t.is_floating_point():
-        raise ValueError(f"{name} must hold floating-point numbers, not {t.dtype}; try {name}.float()")
-    if not t.is_meta and not torch.isfinite(t).all():
-        raise ValueError(f"{name} holds NaN or infinite values")
-    return precise(t)
 
 
 def effective_dimension(t: Tensor, kind: str = "participation") -> Tensor:
@@ -42,7 +28,7 @@ def effective_dimension(t: Tensor, kind: str = "participation") -> Tensor:
     2.0
     """
     one_of(kind, DIMENSIONS, "kind")
-    t = _centred(clean_samples(t, least=2))
+    t = _centred(samples(t, "t"))
     p = torch.linalg.svdvals(t / _size(t)).square()  # the covariance itself would square the condition number
     p = p / p.sum()
     return 1 / p.square().sum() if kind == "participation" else torch.special.entr(p).sum().exp()
@@ -60,7 +46,7 @@ def sparsity(t: Tensor, threshold: float = 0.0, relative: bool = False) -> Tenso
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold < torch.inf:
         raise ValueError(f"threshold must be a finite number of at least 0; not {threshold!r}")
-    t = clean_samples(t)
+    t = samples(t, "t", at_least=1)
     size = norm(t) / t.numel() ** 0.5 if relative else 1.0
     return (t.abs() <= threshold * size).to(t.dtype).mean()
 
@@ -71,7 +57,7 @@ def magnitude(t: Tensor) -> Tensor:
     >>> magnitude(torch.tensor([[1.0, -3.0]])).item()
     2.0
     """
-    return clean_samples(t).abs().mean()
+    return samples(t, "t", at_least=1).abs().mean()
 
 
 def diversity(t: Tensor, kind: str = "variance") -> Tensor:
@@ -87,7 +73,7 @@ def diversity(t: Tensor, kind: str = "variance") -> Tensor:
     [6.25, 5.0, 1.0]
     """
     one_of(kind, DIVERSITIES, "kind")
-    t = clean_samples(t, least=2)
+    t = samples(t, "t")
     n = len(t)
     if kind == "variance":
         return _centred(t).square().sum() / ((n - 1) * t.shape[1])
