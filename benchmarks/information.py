@@ -3,10 +3,11 @@
     python benchmarks/information.py               a minute or two on a quiet machine
 
 Both compute the same estimator on the same float32 samples with k = 3; repeats are interleaved, and the ratio is of one
-pair. Memory is the most that the process grew during the call, seen every millisecond (Linux).
+pair. Memory is the most that a process of its own grew during the call, seen every millisecond (Linux).
 """
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import threading
@@ -47,10 +48,18 @@ def size() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def growth(estimate, x: torch.Tensor, y: torch.Tensor) -> float:
+def in_a_process(f, *arguments) -> float:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(f, arguments)
+
+
+def growth(estimate, n: int, d: int) -> float:
     """The most memory that the call held beyond what was there before, in MB; NaN where there is no /proc."""
     if not Path("/proc/self/statm").exists():
         return float("nan")
+    torch.set_num_threads(1)
+    x, y = pair(n, d)
+    estimate(*pair(200, d))  # loads and compiles
     done, seen = threading.Event(), [size()]
 
     def watch() -> None:
@@ -79,7 +88,7 @@ def main() -> None:
         pairs = [(timed(ours, x, y), timed(theirs, x, y)) for _ in range(1 if n > 5_000 else chosen.repeats)]
         ratios = sorted(own[0] / peer[0] for own, peer in pairs)
         own, peer = (statistics.median(one[i][0] for one in pairs) for i in (0, 1))
-        memory = [growth(estimate, x, y) for estimate in (ours, theirs)]
+        memory = [in_a_process(growth, estimate, n, d) for estimate in (ours, theirs)]
         print(
             f"n = {n:,}, {d} + {d} features: {own:.2f} s beside {peer:.2f} s, ratio {statistics.median(ratios):.3f} "
             f"[{ratios[0]:.3f}, {ratios[-1]:.3f}]; memory +{memory[0]:.0f} MB beside +{memory[1]:.0f} MB; "
