@@ -13,6 +13,7 @@ from pdelab.experiments import coupled_flow as flow
 from pdelab.experiments.adversary import ROUNDING, SHRUNK
 from pdelab.experiments.continuum import slope
 from pdelab.experiments.scales import HERE, Scale
+from pdelab.metrics import information
 from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.models import Bottleneck
 from pdelab.seeds import normal
@@ -393,6 +394,9 @@ def test_vib_and_club_penalties_are_the_divergences_they_stand_for(digits):
     part = digits.train.take(slice(0, 20))
     model(part.x)
     mean = bottleneck.channel(model).seen.detach().double()
+    assert bottleneck.vib_penalty(model, part, beta=1.0).item() == pytest.approx(
+        information.vib(mean, torch.zeros_like(mean)).item(), rel=1e-5
+    )
     normals = torch.distributions.Normal(mean, 1.0)
     divergence = torch.distributions.kl_divergence(normals, torch.distributions.Normal(0.0, 1.0)).sum(dim=1).mean()
     assert bottleneck.vib_penalty(model, part, beta=2.0).item() == pytest.approx(2 * divergence.item(), rel=1e-5)
