@@ -102,7 +102,7 @@ def _rk4(rate, u: Tensor, dt: Tensor) -> Tensor:
 def attack_approach(seed: int, batch: int = 24, steps: int = 40) -> Tensor:
     found = []
     for tokens, width in ((2, 1), (4, 2)):
-        sizes = {"u": (tokens, width)} | {k: (width, width) for k in FEATURES[1:]}
+        sizes = {"u": (tokens, width)} | dict.fromkeys(FEATURES[1:], (width, width))
         name = ("approach", tokens)
         u, *system = [0.5 * normal(seed, *name, k, size=(batch, *shape)) for k, shape in sizes.items()]
         v = 0.5 * normal(seed, *name, "v", size=u.shape)
@@ -169,9 +169,7 @@ def flow(seed: int, number: int, u0: Field) -> list[Field]:
     """States of a random flow of P2 eq 4 at TIMES + 1 times in [0, 1]: γ to 2, ε from 0.05 to 1, D to 0.02."""
     g, e, d = torch.rand(3, generator=stream(seed, "flow", number)).tolist()
     kind = ("tanh", "relu", "gelu")[number % 3]
-    made = master(
-        derive(seed, number), gamma=2 * g, eps=0.05 * 20**e, diffusion=0.02 * d, gain=1.5, activation=kind
-    )
+    made = master(derive(seed, number), gamma=2 * g, eps=0.05 * 20**e, diffusion=0.02 * d, gain=1.5, activation=kind)
     return list(ahead(made, u0, 1.0, 8 * TIMES).states[::8])
 
 
@@ -181,7 +179,7 @@ KINDS = ("pre", "post", "none", "bare", "sign", "rounded")
 
 @torch.no_grad()
 def layers(seed: int, number: int, u0: Field) -> list[Field]:
-    """States of a random stack of TIMES layers: with LayerNorm before or after or none, without skip, and two that lose.
+    """States of a random stack of TIMES layers: LayerNorm before, after or none, no skip, and two that lose.
 
     sign: every layer is followed by the sign of each entry. rounded: by rounding to whole numbers.
     """

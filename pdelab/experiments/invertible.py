@@ -97,8 +97,8 @@ def collision(name: str, seed: int, width: int = WIDTH, tokens: int = 6) -> tupl
     """Two states that a map makes one: u, v, max|u − v| and max|f(u) − f(v)|.
 
     pooling: v is u with its tokens in reverse. LayerNorm: v is u plus one number at all features of a token. ReLU
-    without skip: both have negative pre-activations. ε = 0: P2 eq 9 with γ = 1 acts for a time 2 on spreads of 0.5 and 1
-    about one mean. large step: one Euler step of u' = −(u − μ) with Δt = 1.
+    without skip: both have negative pre-activations. ε = 0: P2 eq 9 with γ = 1 acts for a time 2 on spreads of 0.5 and
+    1 about one mean. large step: one Euler step of u' = −(u − μ) with Δt = 1.
     """
     u = normal(seed, "collision", name, size=(1, tokens, width))
     if name == "pooling":

@@ -47,6 +47,8 @@ RUNS = {
     "attack_stability": ("attack_stability", "run"),
     "attack_scheme": ("attack_scheme", "run"),
     "attack_error": ("attack_scheme", "run_error"),
+    "attack_information": ("attack_information", "run"),
+    "estimators": ("estimators", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
