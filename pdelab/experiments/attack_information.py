@@ -21,8 +21,7 @@ from pdelab.experiments.attack_stability import FEATURES, centred, push
 from pdelab.experiments.invertible import ahead, master
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.field import Field, laplacian, token_mean
-from pdelab.metrics.information import binned_information, channel_information, rows
-from pdelab.metrics.information.usable import usable_information
+from pdelab.metrics.information import binned_information, channel_information, rows, usable_information
 from pdelab.models import simulator, transformer
 from pdelab.results import Result
 from pdelab.seeds import derive, normal, stream

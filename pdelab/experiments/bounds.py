@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from pdelab.metrics.information.variational import club, printed_eq16
+from pdelab.metrics.information import club, printed_eq16
 from pdelab.seeds import normal
 
 SLOPE, NOISE = 1.0, 0.5  # s and ν: I = ½ log 5 = 0.805

@@ -18,8 +18,8 @@ from pdelab.metrics.information import (
     gaussian_channel,
     per_unit_information,
     rows,
+    usable_information,
 )
-from pdelab.metrics.information.usable import usable_information
 from pdelab.results import Figures, Result
 from pdelab.seeds import derive, normal, stream
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pdelab.experiments import adversary, attack_information, bounds, countable, estimators, invertible
-from pdelab.metrics.information import gaussian_information, rows
-from pdelab.metrics.information.fano import binary_divergence, largest_accuracy
+from pdelab.metrics.information import binary_divergence, gaussian_information, largest_accuracy, rows
 from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 from pdelab.terms.stabilization import SpatialStabilization
