@@ -26,7 +26,7 @@ from pdelab.seeds import derive, normal, stream
 BINS = (2, 4, 8, 16, 32)
 LIMITS = ("unit", "layer", "shared")
 NOISES = (0.03, 0.1, 0.3, 1.0, 3.0)
-UNITS = (0.5, 1.0, 2.0)
+UNITS = (0.25, 0.5, 1.0, 2.0)
 RATIOS = (1.0, 10.0, 100.0)
 ACTIVATIONS = ("tanh", "relu")
 
