@@ -6,7 +6,7 @@
 | densities, few features | `ksg` |
 | Gaussian variables | `gaussian_information`, `gaussian_channel`, `gaussian_fit` |
 | a deterministic T seen through noise | `channel_bounds`, `channel_information`, `noise_at_ratio` |
-| a bound that can be trained | `barber_agakov`, `infonce`, `club`, `vib`; `printed_eq16` is P1 eq 16 |
+| a bound that can be trained | `barber_agakov`, `infonce`, `leave_one_out`, `club`, `vib`; `printed_eq16` is P1 eq 16 |
 | what a linear probe can use | `usable_information` |
 | size and shape of a cloud of samples | `effective_dimension`, `sparsity`, `magnitude`, `diversity` |
 | is it more than nothing? | `permutation_test` |
@@ -25,23 +25,48 @@ from pdelab.metrics.information.channel import Bounds, channel_bounds, channel_i
 from pdelab.metrics.information.estimate import Estimate, Permuted, permutation_test, rows
 from pdelab.metrics.information.gaussian import gaussian_channel, gaussian_fit, gaussian_information
 from pdelab.metrics.information.neighbours import ksg
+from pdelab.metrics.information.shape import diversity, effective_dimension, magnitude, sparsity
+from pdelab.metrics.information.usable import usable_information
+from pdelab.metrics.information.variational import (
+    GaussianConditional,
+    barber_agakov,
+    club,
+    infonce,
+    leave_one_out,
+    printed_eq16,
+    reparameterised,
+    vib,
+)
 
 __all__ = [
     "Bounds",
     "Estimate",
+    "GaussianConditional",
     "Permuted",
+    "barber_agakov",
     "bin_codes",
     "binned_information",
     "channel_bounds",
     "channel_information",
+    "club",
     "discrete_information",
+    "diversity",
+    "effective_dimension",
     "entropy",
     "gaussian_channel",
     "gaussian_fit",
     "gaussian_information",
+    "infonce",
     "ksg",
+    "leave_one_out",
+    "magnitude",
     "noise_at_ratio",
     "per_unit_information",
     "permutation_test",
+    "printed_eq16",
+    "reparameterised",
     "rows",
+    "sparsity",
+    "usable_information",
+    "vib",
 ]
