@@ -4,7 +4,7 @@ X is uniform over the n test images, which differ, and T is the mean over tokens
 that a pooled readout sees: T = f(X) without noise. So I(X; T) = H(T) = log n, at every layer and every step, as long
 as T is another vector for each image (`x_truth` counts), and I(T; Y) = H(Y) by the same count. What an estimator gives
 instead depends on its bins or its noise, on the scale of T and on its clusters. Here both change, and the truth stands
-beside them.
+beside them. The activation acts inside the reaction: neither tanh nor ReLU bounds a state.
 
 Rules, fixed before the first run:
 
@@ -39,8 +39,8 @@ from pdelab.metrics.information import (
     entropy,
     per_unit_information,
     rows,
+    usable_information,
 )
-from pdelab.metrics.information.usable import usable_information
 from pdelab.results import Figures, Result, summarise
 from pdelab.seeds import derive, stream
 from pdelab.training import DIVERGED
@@ -53,13 +53,13 @@ MODELS = {
     "printed": ("printed", "relu"),
     "printed tanh": ("printed", "tanh"),
     "bare": ("bare", "relu"),
-    "bare tanh": ("bare", "tanh"),
 }
 BINS, LIMITS = (5, 30), ("unit", "layer", "shared")
 NOISES, RATIOS = (0.1, 0.3, 1.0), (0.1, 1.0, 10.0)  # over depth
 NOISE, RATIO = 0.3, 1.0  # over training
 FALL = 0.05  # of log n
 SHUFFLES = 5
+EXAMPLES = {Scale.SMOKE: 100, Scale.BOOK: 400}  # of the test set; 400 are all of it
 WATCH = (0.0, 1 / 60, 1 / 20, 1 / 10, 1 / 5, 2 / 5, 2 / 3, 1.0)  # shares of the steps
 SCALINGS = ("", "times0.125_", "times8_", "level_")
 
@@ -82,12 +82,11 @@ DEFINITIONS = {
     "level_...": "T multiplied so that its spread is that of the first step",
     "MODEL/training/FIGURE/STATE": "one value for each step of `steps`",
     "MODEL/fall/ESTIMATOR": "(largest value over training - last)/log n, one value a state",
-    "MODEL/change/ESTIMATOR": "(last value - first)/log n, one value a state",
     "compressing/ESTIMATOR": "share of the pairs (network, state) whose fall is above FALL",
     "split, split_unscaled": "share of the pairs on which not all estimators agree about that; at all scales, at one",
     "agreed": "share of the pairs on which all estimators at all scales call compression",
-    "follows_scale, follows_clustering": "Spearman correlation over pairs of the change of an estimate with that of the "
-    "logarithm of the spread, and of the clustering; 0 where an estimate does not vary",
+    "follows_scale, follows_clustering": "Spearman correlation over pairs of the change of an estimate (last step - "
+    "first) with that of the logarithm of the spread, and of the clustering; 0 where an estimate does not vary",
 }  # fmt: skip
 
 
@@ -148,7 +147,7 @@ FIXED += (f"x_ratio{RATIO}_lower", f"x_ratio{RATIO}_upper")
 
 
 def about_input(t: Tensor, shared: tuple[float, float], *, moved: bool = True, fixed: bool = True) -> Figures:
-    """The estimates of I(X; T) that are followed over training; moved, fixed: those that depend on the scale, or not."""
+    """The estimates of I(X; T) that are followed over training; moved: depend on the scale of T, fixed: do not."""
     wanted = (MOVED if moved else ()) + (FIXED if fixed else ())
     found = {f"x_{name}": _bins(*how)(t, shared) for name, how in BINNED.items() if f"x_{name}" in wanted}
     if moved:
@@ -158,18 +157,17 @@ def about_input(t: Tensor, shared: tuple[float, float], *, moved: bool = True, f
     return found
 
 
-def about_label(t: Tensor, y: Tensor, seed: int, *, shuffles: int = 1) -> Figures:
-    """What estimates of I(T; Y) are followed over training; per unit with the mean over `shuffles` label orders."""
+def about_label(t: Tensor, y: Tensor, seed: int) -> Figures:
+    """The estimates of I(T; Y) that are followed over training, and the clustering."""
     return {
         "y_bins30_layer": float(binned_information(t, y, bins=30)),
         f"y_noise{NOISE}": float(channel_information(t, y, noise=NOISE, seed=seed)),
         f"y_ratio{RATIO}": float(channel_information(t, y, ratio=RATIO, seed=seed)),
-        "y_usable": float(usable_information(t, y, seed=seed)),
     } | _over_units(t, [y])
 
 
 def _over_units(t: Tensor, orders: Sequence[Tensor]) -> Figures:
-    """Means over units and label orders, and the clustering, which needs several orders for its control too."""
+    """y_unit and clustering, means over the label orders."""
     units = {
         f"y_unit{bins}": sum(per_unit_information(t, y, bins=bins).mean().item() for y in orders) / len(orders)
         for bins in BINS
@@ -177,14 +175,17 @@ def _over_units(t: Tensor, orders: Sequence[Tensor]) -> Figures:
     return units | {"clustering": sum(clustering(t, y) for y in orders) / len(orders)}
 
 
-def over_depth(states: Tensor, y: Tensor, seed: int) -> tuple[Figures, Figures]:
-    """Figures of the states (state, sample, feature), one value a state, and the label figures for shuffled labels."""
+def over_depth(states: Tensor, y: Tensor, seed: int) -> Figures:
+    """Figures of the states (state, sample, feature), one value a state."""
     shared = (states.min().item(), states.max().item())
-    generator = stream(seed, "shuffled labels")
-    shuffled = [y[torch.randperm(len(y), generator=generator)] for _ in range(SHUFFLES)]
-    found = [_of_input(t, shared) | _of_label(t, y, shared, seed) | _over_units(t, [y]) for t in states]
-    nothing = [_of_label(t, shuffled[0], shared, seed) | _over_units(t, shuffled) for t in states]
-    return _gathered(found), _gathered(nothing)
+    return _gathered([_of_input(t, shared) | _of_label(t, [y], shared, seed) for t in states])
+
+
+def shuffled(states: Tensor, y: Tensor, seed: int) -> Figures:
+    """The figures that look at labels, for labels whose order was destroyed."""
+    shared, generator = (states.min().item(), states.max().item()), stream(seed, "shuffled labels")
+    orders = [y[torch.randperm(len(y), generator=generator)] for _ in range(SHUFFLES)]
+    return _gathered([_of_label(t, orders, shared, seed) for t in states])
 
 
 def _of_input(t: Tensor, shared: tuple[float, float]) -> Figures:
@@ -196,12 +197,13 @@ def _of_input(t: Tensor, shared: tuple[float, float]) -> Figures:
     return found | {"x_truth": float(entropy(t)), "rms": size, "spread": spread(t)}
 
 
-def _of_label(t: Tensor, y: Tensor, shared: tuple[float, float], seed: int) -> Figures:
+def _of_label(t: Tensor, orders: Sequence[Tensor], shared: tuple[float, float], seed: int) -> Figures:
+    y = orders[0]
     found = {f"y_{name}": _bins(*how, y)(t, shared) for name, how in BINNED.items()}
     for kind, values in (("noise", NOISES), ("ratio", RATIOS)):
         for value in values:
             found[f"y_{kind}{value}"] = float(channel_information(t, y, seed=seed, **{kind: value}))
-    return found | {"y_usable": float(usable_information(t, y, seed=seed))}
+    return found | {"y_usable": float(usable_information(t, y, seed=seed))} | _over_units(t, orders)
 
 
 def _gathered(found: Sequence[Figures]) -> Figures:
@@ -219,17 +221,23 @@ def over_training(taken: Tensor, y: Tensor, seed: int) -> Figures:
     shared = (taken.min().item(), taken.max().item())
     curves: Figures = {}
     for state, steps in enumerate(taken.unbind(dim=1)):
-        first = spread(steps[0])
-        found = []
+        first, found = spread(steps[0]), []
         for t in steps:
             size = spread(t)
             one = about_input(t, shared) | about_label(t, y, seed) | {"x_truth": float(entropy(t)), "spread": size}
+            if state in probed(taken.shape[1]):
+                one["y_usable"] = float(usable_information(t, y, seed=seed))
             for scaling, factor in (("times0.125_", 0.125), ("times8_", 8.0), ("level_", first / size)):
                 scaled = about_input(factor * t, shared, fixed=scaling == "times8_")
                 one |= {f"{scaling}{name}": value for name, value in scaled.items()}
             found.append(one)
         curves |= {f"{name}/{state}": values for name, values in _gathered(found).items()}
     return curves
+
+
+def probed(states: int) -> tuple[int, int, int]:
+    """The states whose usable information is followed over training, the slowest of the figures."""
+    return 0, states // 2, states - 1
 
 
 def falls(curve: Sequence[float], n: int) -> float:
@@ -327,15 +335,16 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Estimates of I(X; T) and I(T; Y) in trained networks, over depth and training, beside the truth and rescaled."""
     base = TASKS["images"][scale]
     steps = tuple(sorted({round(share * base.settings.steps) for share in WATCH}))
-    base = replace(base, settings=replace(base.settings, watch=steps), probe=len(base.load(seed).test))
     data = base.load(seed)
-    y, n = data.test.y, len(data.test)
+    base = replace(base, settings=replace(base.settings, watch=steps), probe=EXAMPLES[scale])
+    examples = data.test.take(slice(0, base.probe))
+    y, n = examples.y, len(examples)
     found, curves, fallen = Measured(), [], []
     nowhere = replace(
         work, folder=None
     )  # what was seen on the way is in no checkpoint: an interrupted training begins anew
     for name, (kind, activation) in MODELS.items():
-        seen = Snapshots(data.test)
+        seen = Snapshots(examples)
         task = replace(base, activation=activation)
         _, record = fit(kind, task, data, seed, nowhere, label=name.removeprefix(kind), look=seen)
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
@@ -343,15 +352,14 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             found.diverged[name] = record.stopped_at or record.step
             continue
         taken, own = torch.stack(seen.taken), derive(seed, name)
-        figures, shuffled = over_depth(taken[-1], y, own)
-        before, _ = over_depth(taken[0], y, own)
+        figures, before = (over_depth(taken[step], y, own) for step in (-1, 0))
         curves.append(over_training(taken, y, own))
         fallen.append(calls(curves[-1], n))
         figures |= {f"training/{key}": value for key, value in curves[-1].items() if not key.startswith(SCALINGS[1:])}
         figures |= {f"fall/{key}": value for key, value in fallen[-1].items() if not key.startswith(SCALINGS[1:])}
         figures |= {"accuracy": record.accuracy, "accuracies": [e.accuracy for e in record.evaluations]}
         others = {f"untrained_{key}": value for key, value in before.items()}
-        others |= {f"shuffled_{key}": value for key, value in shuffled.items()}
+        others |= {f"shuffled_{key}": value for key, value in shuffled(taken[-1], y, own).items()}
         others |= {f"training/{key}": value for key, value in curves[-1].items() if key.startswith(SCALINGS[1:])}
         others |= {f"fall/{key}": value for key, value in fallen[-1].items() if key.startswith(SCALINGS[1:])}
         found.figures |= {f"{name}/{key}": value for key, value in figures.items()}
