@@ -86,7 +86,7 @@ DEFINITIONS = {
     "split, split_unscaled": "share of the pairs on which not all estimators agree about that; at all scales, at one",
     "agreed": "share of the pairs on which all estimators at all scales call compression",
     "follows_scale, follows_clustering": "Spearman correlation over pairs of the change of an estimate (last step - "
-    "first) with that of the logarithm of the spread, and of the clustering; 0 where an estimate does not vary",
+    "first) with that of the logarithm of the spread, and of the clustering; 0 where one does not vary",
 }  # fmt: skip
 
 
@@ -293,7 +293,8 @@ def follows(curves: Sequence[Figures], states: int) -> Figures:
     for name in (*MOVED, *FIXED):
         changes = change(name)
         for key, cause in causes.items():
-            found[f"{key}/{name}"] = float(spearmanr(changes, cause).statistic) if len({*changes}) > 1 else 0.0
+            varies = len({*changes}) > 1 and len({*cause}) > 1
+            found[f"{key}/{name}"] = float(spearmanr(changes, cause).statistic) if varies else 0.0
     return found
 
 
@@ -340,9 +341,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     examples = data.test.take(slice(0, base.probe))
     y, n = examples.y, len(examples)
     found, curves, fallen = Measured(), [], []
-    nowhere = replace(
-        work, folder=None
-    )  # what was seen on the way is in no checkpoint: an interrupted training begins anew
+    nowhere = replace(work, folder=None)  # states seen on the way are in no checkpoint: an interrupted run begins anew
     for name, (kind, activation) in MODELS.items():
         seen = Snapshots(examples)
         task = replace(base, activation=activation)
