@@ -2,9 +2,9 @@
 
 X is uniform over the n test images, which differ, and T is the mean over tokens of a state of the network, the vector
 that a pooled readout sees: T = f(X) without noise. So I(X; T) = H(T) = log n, at every layer and every step, as long
-as T is another vector for each image (`x_truth` counts), and I(T; Y) = H(Y) by the same count. What an estimator gives
-instead depends on its bins or its noise, on the scale of T and on its clusters. Here both change, and the truth stands
-beside them. The activation acts inside the reaction: neither tanh nor ReLU bounds a state.
+as T is another vector for each image (`x_truth` counts, in double precision), and I(T; Y) = H(Y) by the same count.
+What an estimator gives instead depends on its bins or its noise, on the scale of T and on its clusters. Here both
+change, and the truth stands beside them. The activation acts inside the reaction: neither tanh nor ReLU bounds a state.
 
 Rules, fixed before the first run:
 
@@ -19,8 +19,11 @@ Rules, fixed before the first run:
   compression for one estimator or scale, none for another.
 - Our statement holds if the truth is log n at every step of every pair and most are split; it fails if the truth is
   short by more than FALL anywhere.
+
+`expanding` and `opposed` only describe: no rule uses them.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +70,7 @@ DEFINITIONS = {
     "T": "mean over tokens of a state, (example, feature); states: embedding, after each layer; examples: the test set",
     "x_...": "estimate of I(X; T) in nats", "y_...": "estimate of I(T; Y) in nats",
     "x_truth": "log n less what equal rows of T lose: the entropy of T over the n examples",
+    "truth_single": "the same after T was rounded to single precision, which may merge examples",
     "binsB_LIMITS": "plug-in of rows of B bins a feature, between the least and largest value of a feature (unit), of "
     "all features (layer), or of all features, states and, over training, steps of the network (shared)",
     "noiseS_lower, noiseS_upper": "bounds of I(X; T + S z), z standard normal: the same noise for every state",
@@ -83,6 +87,9 @@ DEFINITIONS = {
     "MODEL/training/FIGURE/STATE": "one value for each step of `steps`",
     "MODEL/fall/ESTIMATOR": "(largest value over training - last)/log n, one value a state",
     "compressing/ESTIMATOR": "share of the pairs (network, state) whose fall is above FALL",
+    "MODEL/change/ESTIMATOR": "(last value - first)/log n, one value a state",
+    "expanding/ESTIMATOR": "share of the pairs whose change is above FALL",
+    "opposed": "share of the pairs with compression for one estimator and expansion for another, unscaled",
     "split, split_unscaled": "share of the pairs on which not all estimators agree about that; at all scales, at one",
     "agreed": "share of the pairs on which all estimators at all scales call compression",
     "follows_scale, follows_clustering": "Spearman correlation over pairs of the change of an estimate (last step - "
@@ -95,15 +102,18 @@ DEFINITIONS = {
 
 @dataclass
 class Snapshots:
-    """look(model) for a training: keeps T at every state, (state, example, feature), one tensor a watched step."""
+    """look(model) for a training: keeps T at every state, (state, example, feature), one tensor a watched step.
+
+    Computed in double precision with the weights of now: in single precision inputs may be merged by rounding alone.
+    """
 
     examples: Examples
     taken: list[Tensor] = field(default_factory=list)
 
     def __call__(self, model: nn.Module) -> Figures:
-        run = look(model, self.examples)
+        run = look(copy.deepcopy(model).cpu().double(), self.examples)
         if len(run.states) == model.steps + 1:  # not if it diverged
-            self.taken.append(torch.stack([rows(u, run.mask) for u in run.states]).cpu())
+            self.taken.append(torch.stack([rows(u, run.mask) for u in run.states]))
         return {}
 
 
@@ -194,7 +204,11 @@ def _of_input(t: Tensor, shared: tuple[float, float]) -> Figures:
         for value in values:
             found |= {f"x_{kind}{value}_{key}": v for key, v in channel(t, **{kind: value}).items()}
     size = t.square().mean().sqrt().item()
-    return found | {"x_truth": float(entropy(t)), "rms": size, "spread": spread(t)}
+    return found | {"rms": size} | _known(t)
+
+
+def _known(t: Tensor) -> Figures:
+    return {"x_truth": float(entropy(t)), "truth_single": float(entropy(t.float())), "spread": spread(t)}
 
 
 def _of_label(t: Tensor, orders: Sequence[Tensor], shared: tuple[float, float], seed: int) -> Figures:
@@ -207,7 +221,8 @@ def _of_label(t: Tensor, orders: Sequence[Tensor], shared: tuple[float, float], 
 
 
 def _gathered(found: Sequence[Figures]) -> Figures:
-    return {name: [round(one[name], 5) for one in found] for name in found[0]}
+    """One list a figure; six digits, since an untrained network may have a spread of 1e-6."""
+    return {name: [float(f"{one[name]:.6g}") for one in found] for name in found[0]}
 
 
 # Over training.
@@ -224,7 +239,7 @@ def over_training(taken: Tensor, y: Tensor, seed: int) -> Figures:
         first, found = spread(steps[0]), []
         for t in steps:
             size = spread(t)
-            one = about_input(t, shared) | about_label(t, y, seed) | {"x_truth": float(entropy(t)), "spread": size}
+            one = about_input(t, shared) | about_label(t, y, seed) | _known(t)
             if state in probed(taken.shape[1]):
                 one["y_usable"] = float(usable_information(t, y, seed=seed))
             for scaling, factor in (("times0.125_", 0.125), ("times8_", 8.0), ("level_", first / size)):
@@ -249,13 +264,18 @@ def falls(curve: Sequence[float], n: int) -> float:
     return (max(curve) - curve[-1]) / math.log(n)
 
 
-def calls(curves: Figures, n: int) -> dict[str, list[float]]:
-    """ESTIMATOR → its fall at each state; the rescaled among them."""
+def changes(curve: Sequence[float], n: int) -> float:
+    """(last − first)/log n."""
+    return (curve[-1] - curve[0]) / math.log(n)
+
+
+def calls(curves: Figures, n: int, measure: Callable = falls) -> dict[str, list[float]]:
+    """ESTIMATOR → its fall at each state, or another measure of a curve; the rescaled among them."""
     found: dict[str, list[float]] = {}
     for name, curve in curves.items():
         estimator = name.rpartition("/")[0]
         if "x_" in estimator:
-            found.setdefault(estimator, []).append(round(falls(curve, n), 5))
+            found.setdefault(estimator, []).append(round(measure(curve, n), 5))
     return found
 
 
@@ -281,6 +301,17 @@ def agreement(found: Sequence[dict[str, list[float]]]) -> tuple[Figures, Figures
     return figures, {f"compressing/{name}": share for name, share in shares.items() if name not in (*MOVED, *FIXED)}
 
 
+def expansion(fallen: Sequence[dict[str, list[float]]], changed: Sequence[dict[str, list[float]]]) -> Figures:
+    """expanding and opposed, of the falls and the changes of several networks."""
+    falling, growing = (
+        torch.tensor([[value for one in found for value in one[name]] for name in (*MOVED, *FIXED)]) > FALL
+        for found in (fallen, changed)
+    )
+    shares = dict(zip((*MOVED, *FIXED), growing.double().mean(dim=1).tolist(), strict=True))
+    opposed = (falling.any(dim=0) & growing.any(dim=0)).double().mean().item()
+    return {f"expanding/{name}": share for name, share in shares.items()} | {"opposed": opposed}
+
+
 def follows(curves: Sequence[Figures], states: int) -> Figures:
     """Does an estimate change with the scale of T or with its clusters?  Over all pairs, the truth being constant."""
     pairs = [(one, state) for one in curves for state in range(states)]
@@ -291,10 +322,10 @@ def follows(curves: Sequence[Figures], states: int) -> Figures:
     causes = {"follows_scale": change("spread", math.log), "follows_clustering": change("clustering")}
     found = {}
     for name in (*MOVED, *FIXED):
-        changes = change(name)
+        effect = change(name)
         for key, cause in causes.items():
-            varies = len({*changes}) > 1 and len({*cause}) > 1
-            found[f"{key}/{name}"] = float(spearmanr(changes, cause).statistic) if varies else 0.0
+            varies = len({*effect}) > 1 and len({*cause}) > 1
+            found[f"{key}/{name}"] = float(spearmanr(effect, cause).statistic) if varies else 0.0
     return found
 
 
@@ -339,11 +370,11 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     data = base.load(seed)
     base = replace(base, settings=replace(base.settings, watch=steps), probe=EXAMPLES[scale])
     examples = data.test.take(slice(0, base.probe))
-    y, n = examples.y, len(examples)
-    found, curves, fallen = Measured(), [], []
+    y, n, doubled = examples.y, len(examples), replace(examples, x=examples.x.double())
+    found, curves, fallen, changed = Measured(), [], [], []
     nowhere = replace(work, folder=None)  # states seen on the way are in no checkpoint: an interrupted run begins anew
     for name, (kind, activation) in MODELS.items():
-        seen = Snapshots(examples)
+        seen = Snapshots(doubled)
         task = replace(base, activation=activation)
         _, record = fit(kind, task, data, seed, nowhere, label=name.removeprefix(kind), look=seen)
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
@@ -354,8 +385,10 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         figures, before = (over_depth(taken[step], y, own) for step in (-1, 0))
         curves.append(over_training(taken, y, own))
         fallen.append(calls(curves[-1], n))
+        changed.append(calls(curves[-1], n, changes))
         figures |= {f"training/{key}": value for key, value in curves[-1].items() if not key.startswith(SCALINGS[1:])}
         figures |= {f"fall/{key}": value for key, value in fallen[-1].items() if not key.startswith(SCALINGS[1:])}
+        figures |= {f"change/{key}": changed[-1][key] for key in (*MOVED, *FIXED)}
         figures |= {"accuracy": record.accuracy, "accuracies": [e.accuracy for e in record.evaluations]}
         others = {f"untrained_{key}": value for key, value in before.items()}
         others |= {f"shuffled_{key}": value for key, value in shuffled(taken[-1], y, own).items()}
@@ -365,7 +398,12 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         found.controls |= {f"{name}/{key}": value for key, value in others.items()}
     if curves:
         figures, rescaled = agreement(fallen)
-        found.figures |= figures | follows(curves, base.depth + 1) | {"true_shortfall": shortfall(curves, n)}
+        found.figures |= (
+            figures
+            | expansion(fallen, changed)
+            | follows(curves, base.depth + 1)
+            | {"true_shortfall": shortfall(curves, n)}
+        )
         found.controls |= rescaled
     chosen = {"steps": list(steps), "n": n, "log_n": math.log(n), "label_entropy": float(entropy(y)), "fall": FALL}
     chosen |= {"models": {name: list(how) for name, how in MODELS.items()}, "states": base.depth + 1}

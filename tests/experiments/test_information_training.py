@@ -98,6 +98,16 @@ def test_clusters_are_compression_at_a_fixed_ratio_though_the_truth_stays():
     assert curves["clustering/0"] == sorted(curves["clustering/0"])
 
 
+def test_one_cloud_can_expand_for_one_estimator_and_compress_for_another():
+    """It grows, and it clusters: information through fixed noise rises, at a fixed ratio it falls."""
+    t, means = normal(0, "cloud", size=(N, 12)), normal(1, "means", size=(10, 12))[Y]
+    taken = torch.stack([0.01 * t, 0.1 * t, t + means, 5 * (means + 0.1 * t)]).unsqueeze(1)
+    curves = it.over_training(taken, Y, 0)
+    found = it.expansion([it.calls(curves, N)], [it.calls(curves, N, it.changes)])
+    assert found["expanding/x_noise0.3_upper"] == found["opposed"] == 1
+    assert found["expanding/x_ratio1.0_upper"] == 0
+
+
 def test_the_changes_of_an_estimate_are_set_beside_those_of_scale_and_clusters():
     made = [clouds((1.0,) * 4 + (last,)) for last in (0.5, 0.2, 0.1, 0.05)]
     figures = result(*made).figures
