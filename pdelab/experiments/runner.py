@@ -52,6 +52,7 @@ RUNS = {
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
+    "information_training": ("information_training", "run"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
 }
