@@ -20,7 +20,7 @@ from pdelab.metrics.information import (
     rows,
     usable_information,
 )
-from pdelab.results import Figures, Result
+from pdelab.results import Figures, Result, summarise
 from pdelab.seeds import derive, normal, stream
 
 BINS = (2, 4, 8, 16, 32)
@@ -141,3 +141,17 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 def change(course: Sequence[float], first: int = 1) -> float:
     """From layer `first` to the last, in nats: negative is what is called compression."""
     return course[-1] - course[first]
+
+
+def changes(results: Sequence[Result], kind: str, names: Sequence[str]) -> Tensor:
+    """The mean over seeds of `change` of the estimates of I(X; T) of a model, one value a setting."""
+    means = [[row.mean for row in summarise(results, f"{kind}/X {name}")] for name in names]
+    return torch.tensor([change(course) for course in means])
+
+
+def tables(results: Sequence[Result], kind: str) -> tuple[Tensor, Tensor]:
+    """`changes` as two tables: bins against the range (unit, layer, shared in each of UNITS), noise against UNITS."""
+    ranges = [*LIMITS[:2], *(f"shared, units {unit:g}" for unit in UNITS)]
+    by_bins = [changes(results, kind, [f"bins {bins} {limits}" for limits in ranges]) for bins in BINS]
+    by_noise = [changes(results, kind, [f"noise {noise:g}, units {unit:g}" for unit in UNITS]) for noise in NOISES]
+    return torch.stack(by_bins), torch.stack(by_noise)

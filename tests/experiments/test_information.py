@@ -7,6 +7,7 @@ import torch
 
 from pdelab.experiments import adversary, attack_information, bounds, countable, estimators, invertible
 from pdelab.metrics.information import binary_divergence, gaussian_information, largest_accuracy, rows
+from pdelab.results import Store
 from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 from pdelab.terms.stabilization import SpatialStabilization
@@ -193,6 +194,16 @@ def test_the_estimators_run_at_smoke_scale(monkeypatch):
     result = estimators.run("smoke", 0)
     assert result.figures["tanh/true X"][1:] == pytest.approx([9 * math.log(2)] * 4)
     assert set(result.controls) >= {"tanh/usable", "relu/per unit"}
+
+
+def test_tables_hold_the_change_from_layer_one_of_the_recorded_means():
+    record = Store().load("estimators", "book")
+    by_bins, by_noise = estimators.tables(record, "tanh")
+    assert by_bins.shape == (len(estimators.BINS), 2 + len(estimators.UNITS))
+    assert by_noise.shape == (len(estimators.NOISES), len(estimators.UNITS))
+    courses = [r.figures["tanh/X bins 2 layer"] for r in record]
+    mean = sum(course[-1] - course[1] for course in courses) / len(courses)
+    assert by_bins[0, 1].item() == pytest.approx(mean, abs=1e-6)
 
 
 # P1 eq 16
