@@ -75,6 +75,26 @@ def stacked_bars(ax, symbols, table, width: float = 0.7) -> None:
     ax.set_xticks(list(places))
 
 
+def with_intervals(ax, x, rows, mark: str = "o", **look) -> None:
+    """Means as marks with their intervals; rows: one Summary a place, with mean, low and high."""
+    means = [row.mean for row in rows]
+    ends = [row.mean - row.low for row in rows], [row.high - row.mean for row in rows]
+    ax.errorbar(list(x), means, ends, fmt=mark, capsize=2, **look)
+
+
+def numbered_map(ax, table, across, down, limit: float):
+    """A table of changes as colours with the numbers on them, red below 0 and blue above; gives the image."""
+    image = ax.imshow(table, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    ax.set_xticks(range(len(across)), across, fontsize=9)
+    ax.set_yticks(range(len(down)), down)
+    ax.grid(False)
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            colour = "white" if abs(value) > 0.62 * limit else "black"
+            ax.text(j, i, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=colour)
+    return image
+
+
 def four_terms(figure, field) -> None:
     """The master equation as a picture: a field (depth, token) and, beside it, what each term lets a token see."""
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))

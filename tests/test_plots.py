@@ -1,8 +1,10 @@
 import matplotlib as mpl
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pdelab import plots
+from pdelab.results import interval
 
 
 def test_the_book_s_style_is_taken_over_and_can_be_left_again():
@@ -30,6 +32,23 @@ def test_stacked_bars_end_where_the_positive_and_the_negative_parts_add_up():
     assert tops == [4.0, 0.75]
     assert feet == [-2.0, -0.25]
     assert ax.get_legend_handles_labels()[1] == ["A", "S", "R"]
+
+
+def test_intervals_reach_from_low_to_high():
+    ax = Figure().add_subplot()
+    plots.with_intervals(ax, [0, 1], [interval([1.0, 2.0, 3.0]), interval([5.0, 5.5, 6.0])], label="seen")
+    _, _, (bars,) = ax.containers[0]
+    low, high = bars.get_segments()[0][:, 1]
+    found = interval([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((found.low, found.high))
+
+
+def test_a_numbered_map_shows_its_numbers():
+    ax = Figure().add_subplot()
+    image = plots.numbered_map(ax, [[1.0, -3.0]], ("a", "b"), ("c",), 4.0)
+    assert [text.get_text() for text in ax.texts] == ["+1.0", "-3.0"]
+    assert [text.get_color() for text in ax.texts] == ["black", "white"]
+    assert image.get_clim() == (-4.0, 4.0)
 
 
 def test_the_picture_of_the_four_terms_names_each_of_them():

@@ -50,9 +50,12 @@ RUNS = {
     "attack_coupled": ("attack_coupled", "run"),
     "algorithm1": ("algorithm1", "run"),
     "bottleneck": ("bottleneck", "run"),
+    "attack_information": ("attack_information", "run"),
+    "estimators": ("estimators", "run"),
     "corners-images": ("corners", "images"),
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
+    "information_training": ("information_training", "run"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
 }

@@ -26,7 +26,7 @@ from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
 from pdelab.results import Figures, Result, environment
 from pdelab.seeds import derive
 from pdelab.solver import Status, Trajectory
-from pdelab.training import DIVERGED, INTERRUPTED, Settings, Training, Watched, train
+from pdelab.training import DIVERGED, INTERRUPTED, Look, Penalty, Settings, Training, Watched, train
 
 TRANSFORMERS = ("transformer", "other")
 
@@ -56,6 +56,7 @@ class Task:
     """A data set, the size of the models and how they are trained.
 
     probe: that many test examples are looked at closely. gain: multiplies the first matrices of every layer.
+    activation: of the reaction; a Result names it where it is not ReLU.
     """
 
     data: str
@@ -66,6 +67,7 @@ class Task:
     heads: int = 4
     probe: int = 200
     gain: float = 1.0
+    activation: str = "relu"
 
     @property
     def hidden(self) -> int:
@@ -79,7 +81,10 @@ class Task:
     def configuration(self) -> dict:
         """For the Result: the settings, but not how often a checkpoint is written, and what the figures mean."""
         sizes = {"hidden": self.hidden, "definitions": DEFINITIONS, "settings": self.settings.that_matter()}
-        return asdict(self) | sizes
+        chosen = asdict(self)
+        if self.activation == "relu":
+            del chosen["activation"]
+        return chosen | sizes
 
 
 def _settings(steps: int, **others) -> Settings:
@@ -108,7 +113,8 @@ TASKS: dict[str, dict[Scale, Task]] = {
 def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = None) -> Model:
     """The model named `kind`, with weights that follow from the seed and that name, or from the name `shared`."""
     own = derive(seed, shared or kind)
-    sizes = {"width": task.width, "depth": task.depth, "heads": task.heads, "hidden": task.hidden, "seed": own}
+    sizes = {"width": task.width, "depth": task.depth, "heads": task.heads, "hidden": task.hidden}
+    sizes |= {"activation": task.activation, "seed": own}
     if kind not in (*TRANSFORMERS, *VARIANTS):
         raise ValueError(f"kind must be one of {', '.join((*TRANSFORMERS, *VARIANTS))}; not {kind!r}")
     core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes)
@@ -120,25 +126,41 @@ def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = 
 
 
 def fit(
-    kind: str, task: Task, data: Dataset, seed: int, work: Workplace, *, shared: str | None = None, label: str = ""
+    kind: str,
+    task: Task,
+    data: Dataset,
+    seed: int,
+    work: Workplace,
+    *,
+    shared: str | None = None,
+    label: str = "",
+    look: Look | None = None,
 ) -> tuple[Model, Training]:
     """Build and train, as `trained` does."""
     model = build(kind, task, data, seed, shared)
     seed = derive(seed, shared or kind, "training")
-    return model, trained(model, data, task.settings, seed, work, kind + label)
+    return model, trained(model, data, task.settings, seed, work, kind + label, look=look)
 
 
 def trained(
-    model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str, **options
+    model: nn.Module,
+    data: Dataset,
+    settings: Settings,
+    seed: int,
+    work: Workplace,
+    name: str,
+    *,
+    penalty: Penalty | None = None,
+    look: Look | None = None,
 ) -> Training:
     """Train any module as part of an experiment: in the workplace, with a checkpoint under its name.
 
-    options: the `penalty` and `look` of `train`.
-
+    penalty: added to the loss of every step. look: look(model) is called at the steps of settings.watch and gives named
+    numbers to record.
     Raises Interrupted when the run was stopped: no half result is recorded, and the next run goes on from there.
     """
     where = {"device": work.device, "folder": work.inside(name), "progress": work.progress}
-    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where, **options)
+    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", penalty=penalty, look=look, **where)
     if record.status == INTERRUPTED:
         raise Interrupted(f"stopped after step {record.step} of {settings.steps} of {name}")
     return record

@@ -9,6 +9,7 @@
 | a bound that can be trained | `barber_agakov`, `infonce`, `leave_one_out`, `club`, `vib`; `printed_eq16` is P1 eq 16 |
 | what a linear probe can use | `usable_information` |
 | size and shape of a cloud of samples | `effective_dimension`, `sparsity`, `magnitude`, `diversity` |
+| how often can a guess be right? | `largest_accuracy` |
 | is it more than nothing? | `permutation_test` |
 
 Samples are (sample, feature); `rows` makes them of a field.
@@ -23,6 +24,7 @@ from pdelab.metrics.information.bins import (
 )
 from pdelab.metrics.information.channel import Bounds, channel_bounds, channel_information, noise_at_ratio
 from pdelab.metrics.information.estimate import Estimate, Permuted, permutation_test, rows
+from pdelab.metrics.information.fano import binary_divergence, largest_accuracy
 from pdelab.metrics.information.gaussian import gaussian_channel, gaussian_fit, gaussian_information
 from pdelab.metrics.information.neighbours import ksg
 from pdelab.metrics.information.shape import diversity, effective_dimension, magnitude, sparsity
@@ -45,6 +47,7 @@ __all__ = [
     "Permuted",
     "barber_agakov",
     "bin_codes",
+    "binary_divergence",
     "binned_information",
     "channel_bounds",
     "channel_information",
@@ -58,6 +61,7 @@ __all__ = [
     "gaussian_information",
     "infonce",
     "ksg",
+    "largest_accuracy",
     "leave_one_out",
     "magnitude",
     "noise_at_ratio",
