@@ -319,7 +319,8 @@ def train(
     progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
     folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
     penalty: penalty(model, batch), one number, is added to the loss of every step, right after model(x, mask); the
-    evaluations are without it. A checkpoint knows it by its name, and a functools.partial by its arguments too.
+    evaluations are without it. With a folder it must be a function of a module, or a functools.partial of one: by that
+    a checkpoint knows it.
     look: look(model) gives named numbers to record at the steps of settings.watch, in eval mode, without gradients.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
@@ -348,9 +349,16 @@ def train(
 
 
 def _name(penalty: Penalty) -> str:
+    """What tells one penalty from another; a lambda or a closure cannot be told from the next."""
     if isinstance(penalty, partial):
         return f"{_name(penalty.func)} {penalty.args} {sorted(penalty.keywords.items())}"
-    return getattr(penalty, "__qualname__", type(penalty).__name__)
+    name = getattr(penalty, "__qualname__", "<object>")
+    if "<" in name:
+        raise ValueError(
+            "penalty must be a function of a module, or a functools.partial of one, for a run kept in a folder: "
+            f"by {name} a checkpoint could not tell it from another"
+        )
+    return f"{penalty.__module__}.{name}"
 
 
 def _check(data: Dataset, settings: Settings, seed: int) -> None:
@@ -455,8 +463,9 @@ def _step(
     optimiser.zero_grad()
     loss = _loss(model(batch.x, batch.mask), batch, classes)
     extra = penalty(model, batch) if penalty is not None else torch.zeros_like(loss)
-    if extra.shape != ():
-        raise ValueError(f"penalty must give one number, a tensor of shape (); not {tuple(extra.shape)}")
+    if not isinstance(extra, Tensor) or extra.shape != ():
+        given = tuple(extra.shape) if isinstance(extra, Tensor) else type(extra).__name__
+        raise ValueError(f"penalty must give one number, a tensor of shape (); not {given}")
     loss = loss + extra
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from children import train_in_child
 from scipy.stats import binomtest
 from torch import nn
 
@@ -262,9 +263,15 @@ def test_a_checkpoint_is_refused_under_another_penalty(tmp_path):
         run(folder=tmp_path)
 
 
-def test_a_penalty_of_many_numbers_is_refused():
+@pytest.mark.parametrize("given", [torch.zeros(2), 0.5, None])
+def test_a_penalty_that_is_no_single_number_is_refused(given):
     with pytest.raises(ValueError, match="penalty must give one number"):
-        run(penalty=lambda net, batch: torch.zeros(2))
+        run(penalty=lambda net, batch: given)
+
+
+def test_a_penalty_that_a_checkpoint_could_not_tell_from_another_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="function of a module"):
+        run(folder=tmp_path, penalty=lambda net, batch: weight_size(net, batch))
 
 
 def test_a_look_is_recorded_at_the_watched_steps_in_eval_mode():
@@ -303,11 +310,6 @@ def test_wilson_s_interval_is_scipy_s(right, n):
 
 
 # Nothing is lost.
-
-
-def train_in_child(folder):
-    torch.set_num_threads(1)
-    run(folder)
 
 
 def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):

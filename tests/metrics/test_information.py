@@ -17,6 +17,7 @@ from pdelab.metrics.information import (
     Estimate,
     bin_codes,
     binned_information,
+    channel,
     channel_bounds,
     channel_information,
     discrete_information,
@@ -352,6 +353,28 @@ def test_the_noise_at_a_ratio_has_that_ratio():
     assert t.var(dim=0, correction=0).mean().item() / noise_at_ratio(t, 5.0) ** 2 == pytest.approx(5.0)
 
 
+def test_labels_in_pieces_are_labels_at_once(monkeypatch):
+    t, y = normal(19, "t", size=(50, 3)), torch.arange(50) % 4
+    whole = channel_information(t, y, noise=0.5, draws=3)
+    assert (whole.samples, whole.method) == (50, "channel, noise 0.5")
+    monkeypatch.setattr(channel, "AT_ONCE", 350)
+    pieces = channel_information(t, y, noise=0.5, draws=3)
+    assert pieces.value == pytest.approx(whole.value, abs=1e-12)
+    assert pieces.error == pytest.approx(whole.error, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_very_small_clouds_and_very_little_noise_are_no_special_case(dtype):
+    t = normal(20, "t", size=(30, 2)).to(dtype)
+    for size, noise in ((1.0, 1e-30), (1e-25, 1e-60), (1e25, 1.0)):
+        bounds = channel_bounds(size * t, noise=noise)
+        assert bounds.lower == bounds.upper == pytest.approx(math.log(30), rel=1e-6)
+        assert channel_information(size * t, noise=noise).value == pytest.approx(math.log(30), rel=1e-6)
+    small, usual = channel_bounds(1e-25 * t, ratio=1.0), channel_bounds(t, ratio=1.0)
+    assert small.upper == pytest.approx(usual.upper, rel=1e-5)
+    assert channel_bounds(torch.ones(5, 2, dtype=dtype), noise=1.0).upper == pytest.approx(0, abs=1e-6)
+
+
 # the test against zero, samples, input
 
 
@@ -390,6 +413,20 @@ def test_half_precision_is_raised(dtype):
     assert channel_bounds(x, noise=1.0).upper > 0
 
 
+def test_estimates_are_plain_numbers_whatever_they_were_computed_from():
+    x, y = (v.requires_grad_() for v in gaussian_pair(0.6, 100, d=2))
+    still = [v.detach() for v in (x, y)]
+    assert ksg(x, y) == ksg(*still)
+    assert gaussian_fit(x, y) == gaussian_fit(*still)
+    assert channel_bounds(x, noise=1.0) == channel_bounds(still[0], noise=1.0)
+
+
+def test_samples_of_two_precisions_are_compared_in_the_finer_one():
+    x = normal(21, "x", size=(300,)).float()
+    y = x.double() + 1e-7 * normal(21, "noise", size=(300,))
+    assert gaussian_fit(x, y).value == pytest.approx(-math.log(1e-7), abs=0.2)
+
+
 def test_an_estimate_prints_and_converts():
     found = Estimate(BITS, 0.1, 10, "KSG")
     assert float(found) == BITS
@@ -405,20 +442,29 @@ X = torch.linspace(0, 1, 10)
     [
         (lambda: ksg(X, X[:5]), "y must have as many samples as x, 10; not 5"),
         (lambda: ksg(X, X, k=10), "k must be a whole number from 1 to 9"),
+        (lambda: ksg(X, X, k=True), "k must be a whole number"),
+        (lambda: channel_bounds(X, noise="a"), "noise must be a positive"),
+        (lambda: bin_codes(X, 2, (-math.inf, math.inf)), "limits must be two finite numbers"),
+        (lambda: gaussian_information(-torch.eye(4), 2), "without negative eigenvalues"),
+        (lambda: gaussian_information(torch.tensor([[1.0, 0.5], [0.0, 1.0]]), 1), "must be symmetric"),
+        (lambda: gaussian_channel(-2 * torch.eye(2), 1.0), "without negative eigenvalues"),
+        (lambda: gaussian_channel(torch.eye(2), 0.0), "noise must be a positive"),
+        (lambda: permutation_test(lambda x, y: math.nan, X, X), "estimator must give finite numbers"),
+        (lambda: entropy(None), "y must be a tensor or a list of labels"),
         (lambda: ksg(torch.zeros(2, 3, 4), X), "`rows` makes samples of a field"),
         (lambda: ksg([1, 2], X), "x must be a tensor of samples"),
         (lambda: ksg(X / 0, X), "x must be finite"),
         (lambda: gaussian_fit(torch.ones(3, 2), torch.ones(3, 2)), "at least 6 samples"),
         (lambda: gaussian_fit(torch.stack([X, X], 1), X), "linear functions of others"),
         (lambda: gaussian_information(torch.ones(2, 3), 1), "covariance must be a square matrix"),
-        (lambda: gaussian_information(-torch.eye(2), 1), "positive definite"),
+        (lambda: gaussian_information(torch.zeros(2, 2), 1), "positive definite"),
         (lambda: gaussian_information(torch.eye(2), 2), "split must be from 1 to 1"),
         (lambda: channel_bounds(X), "give noise or ratio"),
-        (lambda: channel_bounds(X, noise=0.0), "noise must be positive"),
+        (lambda: channel_bounds(X, noise=0.0), "noise must be a positive"),
         (lambda: channel_bounds(torch.ones(4), ratio=1.0), "t must vary"),
         (lambda: bin_codes(X, 0), "bins must be a whole number"),
         (lambda: bin_codes(X, 2, "own"), "limits must be one of unit, layer"),
-        (lambda: bin_codes(X, 2, (1.0, 0.0)), "limits must be two numbers"),
+        (lambda: bin_codes(X, 2, (1.0, 0.0)), "limits must be two finite numbers"),
         (lambda: entropy([]), "y must be labels"),
         (lambda: discrete_information([1, 2], [1]), "one label for each of the 2 samples"),
         (lambda: permutation_test(ksg, X, X, shuffles=0), "shuffles must be"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdelab.metrics.base import one_of
-from pdelab.metrics.information.estimate import Estimate, labels, samples
+from pdelab.metrics.information.estimate import Estimate, check_whole, labels, samples
 
 CORRECTIONS = ("none", "miller-madow")
 
@@ -60,15 +60,14 @@ def bin_codes(t: Tensor, bins: int, limits: str | tuple[float, float] = "layer")
     numbers, which several layers can share. What lies outside is in the outermost bins.
     """
     t = samples(t, "t", at_least=1)
-    if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be a whole number of at least 1; not {bins!r}")
+    check_whole(bins, "bins")
     if isinstance(limits, str):
         one_of(limits, ("unit", "layer"), "limits")
         low, high = (t.amin(dim=0), t.amax(dim=0)) if limits == "unit" else (t.amin(), t.amax())
     else:
         low, high = (t.new_tensor(float(limit)) for limit in limits)
-        if not low < high:
-            raise ValueError(f"limits must be two numbers, the smaller first; not {limits}")
+        if not (low < high and torch.isfinite(high - low)):
+            raise ValueError(f"limits must be two finite numbers, the smaller first; not {limits}")
     width = (high - low) / bins
     inside = (t - low) / torch.where(width > 0, width, torch.ones_like(width))
     return inside.floor().clamp(0, bins - 1).long()

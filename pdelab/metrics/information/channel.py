@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, labels, samples
+from pdelab.metrics.information.estimate import Estimate, check_positive, check_whole, labels, samples
 from pdelab.seeds import stream
 
 AT_ONCE = 2**20  # distances held at once
@@ -31,11 +31,12 @@ class Bounds:
 
 def noise_at_ratio(t: Tensor, ratio: float) -> float:
     """σ with (mean variance of a feature)/σ² = ratio: noise at a fixed signal-to-noise ratio, in proportion to t."""
-    _check_positive(ratio, "ratio")
-    variance = samples(t, "t").var(dim=0, correction=0).mean().item()
+    check_positive(ratio, "ratio")
+    t, size = _unit(samples(t, "t").detach())
+    variance = t.square().mean().item()
     if not variance > 0:
         raise ValueError("t must vary over the samples; all of them are equal, so no noise gives this ratio")
-    return (variance / ratio) ** 0.5
+    return size * (variance / ratio) ** 0.5
 
 
 def channel_bounds(t: Tensor, *, noise: float | None = None, ratio: float | None = None) -> Bounds:
@@ -47,12 +48,12 @@ def channel_bounds(t: Tensor, *, noise: float | None = None, ratio: float | None
     >>> str(channel_bounds(torch.tensor([[0.0], [100.0]]), noise=1.0))
     '0.693 to 0.693 nats (noise 1)'
     """
-    t, noise = _prepared(t, noise, ratio)
+    t, sigma, noise = _prepared(t, noise, ratio)
     n = len(t)
     sums = {8: 0.0, 2: 0.0}
-    for _, squared in _squared_distances(t, t):
+    for _, squared in _squared_distances(t, t, sigma):
         for c in sums:
-            sums[c] += torch.logsumexp(-squared / (c * noise**2), dim=1).sum().item()
+            sums[c] += torch.logsumexp(-squared / c, dim=1).sum().item()
     return Bounds(math.log(n) - sums[8] / n, math.log(n) - sums[2] / n, noise)
 
 
@@ -70,23 +71,21 @@ def channel_information(
     Unbiased for X uniform over the given inputs. With labels p(s | y_i) is the mixture of the inputs of that label.
     error: over inputs and draws; for these inputs alone it is smaller.
     """
-    t, noise = _prepared(t, noise, ratio)
-    n = len(t)
-    kinds = None if y is None else labels(y, n).to(t.device)
-    if not isinstance(draws, int) or draws < 1:
-        raise ValueError(f"draws must be a whole number of at least 1; not {draws!r}")
+    t, sigma, noise = _prepared(t, noise, ratio)
+    kinds = None if y is None else labels(y, len(t)).to(t.device)
+    check_whole(draws, "draws")
     generator, found = stream(seed, "channel"), []
     for _ in range(draws):
         z = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
-        found.append(_log_ratio(t + noise * z, t, noise, kinds))
+        found.append(_log_ratio(t + sigma * z, t, sigma, kinds))
     return Estimate.mean_of(torch.stack(found).mean(dim=0), f"channel, noise {noise:.3g}")
 
 
-def _log_ratio(s: Tensor, t: Tensor, noise: float, kinds: Tensor | None) -> Tensor:
+def _log_ratio(s: Tensor, t: Tensor, sigma: float, kinds: Tensor | None) -> Tensor:
     """log p(s_i | x_i or y_i)/p(s_i), (n,)."""
     parts = []
-    for chosen, squared in _squared_distances(s, t):
-        score = -squared / (2 * noise**2)
+    for chosen, squared in _squared_distances(s, t, sigma):
+        score = -squared / 2
         every = torch.logsumexp(score, dim=1) - math.log(len(t))
         if kinds is None:
             own = score.diagonal(chosen.start)[: len(chosen)]
@@ -97,25 +96,29 @@ def _log_ratio(s: Tensor, t: Tensor, noise: float, kinds: Tensor | None) -> Tens
     return torch.cat(parts)
 
 
-def _prepared(t: Tensor, noise: float | None, ratio: float | None) -> tuple[Tensor, float]:
-    t = samples(t, "t")
+def _prepared(t: Tensor, noise: float | None, ratio: float | None) -> tuple[Tensor, float, float]:
+    """t centred and brought to size 1, the noise in those units, and the noise as it was."""
+    t = samples(t, "t").detach()
     if (noise is None) == (ratio is None):
         raise ValueError(f"give noise or ratio, one of the two; not {noise} and {ratio}")
     if ratio is not None:
-        return t, noise_at_ratio(t, ratio)
-    _check_positive(noise, "noise")
-    return t, float(noise)
+        noise = noise_at_ratio(t, ratio)
+    check_positive(noise, "noise")
+    t, size = _unit(t)
+    return t, noise / size, float(noise)
 
 
-def _check_positive(value: float, name: str) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite; not {value!r}")
+def _unit(t: Tensor) -> tuple[Tensor, float]:
+    """t less its mean, divided by its largest |entry|, and that entry: squares of very small numbers would be lost."""
+    t = t - t.mean(dim=0)
+    size = t.abs().amax().item() or 1.0
+    return t / size, size
 
 
-def _squared_distances(s: Tensor, t: Tensor) -> Iterator[tuple[range, Tensor]]:
-    """|s_i − t_j|², some rows i at a time, (row, sample); from differences, since |s|² − 2s·t + |t|² cancels."""
+def _squared_distances(s: Tensor, t: Tensor, sigma: float) -> Iterator[tuple[range, Tensor]]:
+    """|s_i − t_j|²/σ², some rows i at a time, (row, sample); from differences, since |s|² − 2s·t + |t|² cancels."""
     chunk = max(1, AT_ONCE // len(t))
     for start in range(0, len(s), chunk):
         chosen = range(start, min(start + chunk, len(s)))
         exact = "donot_use_mm_for_euclid_dist"
-        yield chosen, torch.cdist(s[chosen.start : chosen.stop], t, compute_mode=exact).square()
+        yield chosen, (torch.cdist(s[chosen.start : chosen.stop], t, compute_mode=exact) / sigma).square()

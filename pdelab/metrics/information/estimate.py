@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdelab.field import Field, Mask, check_field, check_mask, keep_real, token_mean
-from pdelab.metrics.base import one_of, precise
+from pdelab.field import Field, Mask, token_mean
+from pdelab.metrics.base import clean, one_of, precise
 from pdelab.seeds import stream
 
 ROWS = ("tokens", "mean", "whole")
@@ -89,13 +89,26 @@ def permutation_test(
     >>> permutation_test(ksg, x, x.square() + 1, shuffles=19).p
     0.05
     """
-    if not isinstance(shuffles, int) or shuffles < 1:
-        raise ValueError(f"shuffles must be a whole number of at least 1; not {shuffles!r}")
+    check_whole(shuffles, "shuffles")
     if len(x) != len(y):
         raise ValueError(f"y must have as many samples as x, {len(x)}; not {len(y)}")
     generator = stream(seed, "permutation test")
     orders = (torch.randperm(len(y), generator=generator).to(y.device) for _ in range(shuffles))
-    return Permuted(float(estimator(x, y)), tuple(float(estimator(x, y[order])) for order in orders))
+    found = Permuted(float(estimator(x, y)), tuple(float(estimator(x, y[order])) for order in orders))
+    if not all(map(math.isfinite, (found.value, *found.shuffled))):
+        raise ValueError("estimator must give finite numbers; NaN and infinity cannot be compared")
+    return found
+
+
+def check_whole(value: int, name: str, least: int = 1, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        upto = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number {upto}; not {value!r}")
+
+
+def check_positive(value: float, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive and finite number; not {value!r}")
 
 
 def samples(x: Tensor, name: str = "x", at_least: int = 2) -> Tensor:
@@ -117,16 +130,20 @@ def samples(x: Tensor, name: str = "x", at_least: int = 2) -> Tensor:
 
 
 def sample_pair(x: Tensor, y: Tensor, at_least: int = 2) -> tuple[Tensor, Tensor]:
+    """x and y as samples of one dtype, cut off from what they were computed from: estimates are plain numbers."""
     x, y = samples(x, "x", at_least), samples(y, "y", at_least)
     if len(x) != len(y):
         raise ValueError(f"y must have as many samples as x, {len(x)}; not {len(y)}")
     if x.device != y.device:
         raise ValueError(f"x and y must be on one device; not {x.device} and {y.device}")
-    return x, y
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return x.detach().to(dtype), y.detach().to(dtype)
 
 
 def labels(y: Tensor | Sequence[int], number: int | None = None, name: str = "y") -> Tensor:
     """Any finite set of labels as 0, 1, 2, …, (n,); rows of a matrix are one label each."""
+    if not isinstance(y, Tensor | Sequence) or isinstance(y, str):
+        raise ValueError(f"{name} must be a tensor or a list of labels; not {type(y).__name__}")
     y = torch.as_tensor(y)
     if y.ndim not in (1, 2) or not len(y):
         raise ValueError(f"{name} must be labels, (sample,), or rows of them; not of shape {tuple(y.shape)}")
@@ -145,10 +162,7 @@ def rows(u: Field, mask: Mask | None = None, of: str = "mean") -> Tensor:
     whole: the state of a sequence in full, (batch, token · feature); padding is 0.
     """
     one_of(of, ROWS, "of")
-    if isinstance(u, Tensor) and u.ndim == 3:
-        check_mask(mask, u)
-        u = keep_real(u, mask)
-    check_field(u)
+    u = clean(u, mask)
     if of == "mean":
         return token_mean(u, mask).squeeze(1)
     if of == "tokens":

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, sample_pair
+from pdelab.metrics.information.estimate import Estimate, check_positive, sample_pair
 
 
 def gaussian_information(covariance: Tensor, split: int) -> Tensor:
@@ -14,13 +14,12 @@ def gaussian_information(covariance: Tensor, split: int) -> Tensor:
     >>> round(gaussian_information(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), 1).item(), 4)
     0.2231
     """
-    if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
-        raise ValueError(f"covariance must be a square matrix; not {tuple(covariance.shape)}")
+    _check_covariance(covariance)
     if not 0 < split < len(covariance):
         raise ValueError(f"split must be from 1 to {len(covariance) - 1}; not {split!r}")
     parts = covariance[:split, :split], covariance[split:, split:], covariance
     x, y, joint = (torch.linalg.slogdet(part) for part in parts)
-    if not covariance.is_meta and (min(x.sign, y.sign) <= 0 or joint.sign < 0):
+    if not covariance.is_meta and min(x.sign, y.sign) <= 0:
         raise ValueError("covariance must be positive definite in X and in Y")
     return (x.logabsdet + y.logabsdet - joint.logabsdet) / 2
 
@@ -30,9 +29,21 @@ def gaussian_channel(covariance: Tensor, noise: float | Tensor) -> Tensor:
 
     It grows with the scale of T: information at fixed noise measures, among other things, how large T is.
     """
+    _check_covariance(covariance)
+    if not isinstance(noise, Tensor):
+        check_positive(noise, "noise")
+    return torch.log1p(torch.linalg.eigvalsh(covariance) / noise**2).sum() / 2
+
+
+def _check_covariance(covariance: Tensor) -> None:
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
         raise ValueError(f"covariance must be a square matrix; not {tuple(covariance.shape)}")
-    return torch.log1p(torch.linalg.eigvalsh(covariance) / noise**2).sum() / 2
+    if covariance.is_meta:
+        return
+    rounding = 10 * len(covariance) * torch.finfo(covariance.dtype).eps * covariance.abs().amax()
+    even = (covariance - covariance.T).abs().amax() <= rounding
+    if not even or torch.linalg.eigvalsh(covariance.detach()).amin() < -rounding:
+        raise ValueError("covariance must be symmetric without negative eigenvalues")
 
 
 def gaussian_fit(x: Tensor, y: Tensor, *, correct: bool = True) -> Estimate:
@@ -46,14 +57,17 @@ def gaussian_fit(x: Tensor, y: Tensor, *, correct: bool = True) -> Estimate:
     n, dx, dy = len(x), x.shape[1], y.shape[1]
     if n < dx + dy + 2:
         raise ValueError(f"x and y must have at least {dx + dy + 2} samples for {dx} + {dy} features; not {n}")
-    joint = torch.cat([x, y.to(x.dtype)], dim=1)
+    joint = torch.cat([x, y], dim=1)
     joint = joint - joint.mean(dim=0)
     covariance = joint.T @ joint / (n - 1)
     pieces = slice(0, dx), slice(dx, None), slice(None)
     try:
         densities = [_log_density(joint[:, piece], covariance[piece, piece]) for piece in pieces]
     except torch.linalg.LinAlgError as error:
-        raise ValueError("x or y has features that are linear functions of others; leave those out") from error
+        raise ValueError(
+            "x and y have features that are linear functions of others; leave those out (if y is such a function of x, "
+            "their information is infinite)"
+        ) from error
     pointwise = densities[2] - densities[0] - densities[1]
     half = torch.digamma((n - torch.arange(1, dx + dy + 1, dtype=torch.float64)) / 2)
     bias = (half[:dx].sum() + half[:dy].sum() - half.sum()).item() / 2

@@ -1,0 +1,10 @@
+"""What tests run in a process of its own. A child finds it by this name: `tests` may be another package's folder."""
+
+from importlib import import_module
+
+import torch
+
+
+def train_in_child(folder) -> None:
+    torch.set_num_threads(1)
+    import_module("test_training").run(folder)
