@@ -312,7 +312,12 @@ def test_two_solutions_approach_no_faster_than_allowed():
 
 
 def test_the_attack_tells_a_stack_that_loses_from_a_flow_that_does_not():
-    seen = attack_information.counts(7, number=6)
+    seen = attack_information.counts(7, number=12)
+    hidden = torch.tensor([attack_information.lossy(n) for n in range(12)])
+    room = seen["H(Y)"][:, 0] - seen["flow Y"][:, 0]
+    assert hidden.sum() == 6
+    assert (room[hidden] > attack_information.SEEN).all()
+    assert (room[~hidden].abs() < 1e-9).all()  # every input is told apart: no room for a rise
     assert (seen["flow X"] == seen["flow X"][:, :1]).all()
     assert (seen["flow Y"] == seen["flow Y"][:, :1]).all()
     assert (seen["stack X"].diff(dim=1) <= 1e-12).all()
@@ -325,6 +330,7 @@ def test_the_attack_tells_a_stack_that_loses_from_a_flow_that_does_not():
 def test_false_statements_next_to_the_true_ones_are_broken():
     assert attack_information.pooling_loses(7, number=2).all()
     assert attack_information.pooled_rises(7, number=2).any()
+    assert attack_information.input_again(7, number=2).all()
     assert attack_information.large_steps(7).all()
     assert attack_information.usable_rises(0, number=1).all()
 
