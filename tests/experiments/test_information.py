@@ -268,10 +268,29 @@ def test_eq16_may_replace_the_information_while_its_models_descend_too(evidence)
 
 @pytest.mark.claim("P1-eq16")
 def test_descending_on_eq16_with_a_fixed_q_brings_the_information_down(evidence):
-    found = bounds.descend(40, over="theta")
-    risen = found["true"][-1] - found["true"][0]
-    assert all(value <= truth + 1e-12 for value, truth in zip(found["eq16"], found["true"], strict=True))
-    evidence("printed", holds=risen < 0, fails=risen > 0.5)
+    """From four slopes, on both sides of the parabola's top at 5/4, until Ĩ < −100: I at the end less at the start."""
+    risen = []
+    for start in (0.5, 1.0, 1.3, 2.0):
+        found = bounds.descend(400, over="theta", start=start)
+        assert found["eq16"][-1] < -100
+        assert all(value <= truth + 1e-12 for value, truth in zip(found["eq16"], found["true"], strict=True))
+        risen.append(found["true"][-1] - found["true"][0])
+    evidence("printed", holds=max(risen) < 0, fails=min(risen) > 0.5)
+
+
+def test_descending_on_eq16_may_bring_the_information_down_before_it_rises():
+    below, above = (bounds.descend(400, over="theta", start=s)["true"] for s in (1.0, 1.3))
+    assert min(below) < 0.05 < below[0]
+    assert above == sorted(above)
+
+
+def test_the_largest_eq16_over_q_with_its_own_marginal_is_the_information():
+    """max over q, then min over θ, would do: no q with w = a² + v passes I, and the exact one reaches it."""
+    for s in (0.3, 1.0, 2.0):
+        values = [m.value(s).item() for m in models(4, 400, w=lambda q: q["a"] ** 2 + q["v"])]
+        exact = bounds.Model(s, bounds.NOISE**2, s**2 + bounds.NOISE**2).value(s)
+        assert max(values) <= exact + 1e-12
+        assert exact.item() == pytest.approx(bounds.information(s).item())
 
 
 def test_an_upper_bound_brings_the_information_down():
