@@ -84,10 +84,12 @@ def choices(slope: float = SLOPE, noise: float = NOISE) -> dict[str, Model]:
     }
 
 
-def descend(steps: int, rate: float = 0.05, *, over: str = "phi", start: float = 1.3) -> dict[str, list[float]]:
+def descend(steps: int, rate: float = 0.05, *, over: str = "phi", start: float = SLOPE) -> dict[str, list[float]]:
     """Gradient descent on Ĩ: over φ = log v with T fixed, or over θ = s with q fixed and q(t) the marginal of q(t|x).
 
-    Gives Ĩ and the true I at every step, until Ĩ is below −100. In the second case Ĩ is a lower bound throughout.
+    Gives Ĩ and the true I at every step, until Ĩ is below −100. In the second case Ĩ is a lower bound throughout, exact
+    at s = SLOPE, and a parabola in s that opens downward, with its top at s = 5/4: I may fall first, on the way through
+    s = 0, and ends by rising from every start but the top.
     """
     if over not in ("phi", "theta"):
         raise ValueError(f"over must be phi or theta; not {over!r}")

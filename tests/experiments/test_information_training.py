@@ -37,7 +37,15 @@ def result(*taken):
     curves = [it.over_training(one, Y, 0) for one in taken]
     figures, controls = it.agreement([it.calls(one, N) for one in curves])
     figures |= {"true_shortfall": it.shortfall(curves, N)} | it.follows(curves, STATES)
-    return Result("made", {}, "smoke", 0, "finished", figures, controls)
+    for number, one in enumerate(curves):
+        figures |= {f"network {number}/training/{name}": values for name, values in one.items()}
+    return Result("made", {"n": N}, "smoke", 0, "finished", figures, controls)
+
+
+def collapse(*widths):
+    """(step, state, sample, feature): classes drawn together to their means, (1 …) · the cloud about ten points."""
+    t, means = normal(0, "cloud", size=(STATES, N, 12)), normal(1, "means", size=(10, 12))[Y]
+    return torch.stack([means + width * t for width in widths])
 
 
 # The figures.
@@ -206,6 +214,22 @@ def test_a_scale_that_shrinks_alone_makes_the_printed_statement_fail_and_ours_ho
     found = it.decide([result(clouds((1.0, 0.5, 0.25, 0.1, 0.03)))])
     assert found["printed"] == {"holds": False, "fails": True}
     assert found["repair"] == {"holds": True, "fails": False}
+
+
+@pytest.mark.parametrize("last", [1e-2, 1e-4, 1e-6])
+def test_a_collapse_that_every_estimator_sees_is_no_evidence_against_the_printed_statement(last):
+    """Ten clusters ever tighter: the one curve that does not fall is dead, its samples share a bin at all steps."""
+    made = result(collapse(*torch.logspace(0, math.log10(last), STEPS, dtype=torch.float64).tolist()))
+    assert made.figures["split"] == 1  # with the dead curve
+    assert it.voted(made)["dead"] > 0
+    found = it.decide([made])
+    assert found["printed"] == {"holds": True, "fails": False}
+    assert found["repair"] == {"holds": False, "fails": False}
+
+
+def test_votes_need_the_curves():
+    with pytest.raises(ValueError, match="result must hold curves"):
+        it.voted(Result("made", {"n": N}, "smoke", 0, "finished", {}, {}))
 
 
 def test_where_nothing_moves_nothing_is_decided():
