@@ -34,6 +34,8 @@ def parities(x: Tensor) -> Tensor:
 def told_apart(t: Tensor) -> Tensor:
     """A label for each row of t (sample, …), the same for rows that are equal up to rounding."""
     t = t.detach().double().flatten(1)
+    if not torch.isfinite(t).all():
+        raise ValueError("t must be finite; it holds NaN or infinite values")
     gaps = torch.cdist(t, t, p=torch.inf) / max(t.abs().max().item(), 1e-300)
     if ((gaps > EQUAL) & (gaps < APART)).any():
         raise ValueError("t has rows that are neither equal nor clearly apart; count in higher precision")

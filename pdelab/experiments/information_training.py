@@ -367,11 +367,13 @@ def voted(result: Result) -> Figures:
 
 def decide(results: Sequence[Result]) -> dict[str, dict[str, bool]]:
     """The rules of the module's docstring, in every seed: {"printed": {"holds": …, "fails": …}, "repair": {…}}."""
+    if not results or not all(result.figures for result in results):
+        raise ValueError("results must hold at least one finished run, and none without figures")
     seen = [result.figures | voted(result) for result in results]
     falling = all(one["compressing/x_truth"] > 0.5 or one["agreed"] > 0.5 for one in seen)
     split = all(one["split"] > 0.5 for one in seen)
     constant = all(one["compressing/x_truth"] == 0 for one in seen)
-    exact = all(one["true_shortfall"] <= 1e-5 for one in seen)  # figures are rounded to five digits
+    exact = all(one["true_shortfall"] <= 1e-5 for one in seen)  # figures are rounded to six digits
     short = any(one["true_shortfall"] > FALL for one in seen)
     return {
         "printed": {"holds": falling, "fails": constant and split and not falling},

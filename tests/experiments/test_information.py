@@ -366,3 +366,11 @@ def test_a_layer_with_its_constant_at_one_can_bring_everything_together():
         - attack_information._layer(v, none, none, none, leak)
     )
     assert after.abs().max() == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_states_that_are_not_finite_are_not_counted(value):
+    t = torch.eye(4, dtype=torch.float64)
+    t[2, 1] = value
+    with pytest.raises(ValueError, match="t must be finite"):
+        countable.counted(t)

@@ -265,3 +265,8 @@ def test_does_information_fall_in_training(evidence):
 def test_is_the_truth_constant_while_estimates_disagree(evidence):
     recorded = it.decide(Store().load("information_training", "book"))
     evidence("repair", **recorded["repair"])
+
+
+def test_nothing_is_decided_without_results():
+    with pytest.raises(ValueError, match="at least one finished run"):
+        it.decide([])
