@@ -124,12 +124,13 @@ def matching(names: Iterable[str]) -> list[str]:
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
+@click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
 @click.option(
     "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS, else yours."
 )
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> None:
+def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
     """Run experiments and record their results; without a name, list them.
 
     What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
@@ -149,7 +150,7 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
     wanted, known = matching(names), list(stores(folder).values())
     store = known[0]
     try:
-        todo = runner.jobs(wanted, scale, seeds, known, again)
+        todo = runner.jobs(wanted, scale, seeds, known, again, steps)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if skipped := len(wanted) * len(seeds) - len(todo):
