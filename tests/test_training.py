@@ -267,6 +267,20 @@ def test_a_penalty_of_many_numbers_is_refused():
         run(penalty=lambda net, batch: torch.zeros(2))
 
 
+def weights_alone(net, batch):
+    return weight_size(net, batch)
+
+
+def test_an_objective_takes_the_place_of_the_answers(tmp_path):
+    net, record = run(folder=tmp_path, objective=weights_alone)
+    assert record.losses[0] == pytest.approx(weight_size(model(), None).item(), rel=1e-5)
+    assert record.losses[-1] < record.losses[0]
+    with pytest.raises(RefusedCheckpoint, match="objective"):
+        run(folder=tmp_path, objective=weight_size)
+    with pytest.raises(ValueError, match="objective must give one number"):
+        run(objective=lambda net, batch: torch.zeros(2))
+
+
 def test_a_look_is_recorded_at_the_watched_steps_in_eval_mode():
     looked = run(look=lambda net: {"training": float(net.training), "grad": float(torch.is_grad_enabled())})[1]
     assert [w.looked for w in looked.watched] == [{"training": 0.0, "grad": 0.0}] * 3

@@ -13,7 +13,7 @@ Beside them stand
   (`shuffled`), and every model untrained (`untrained_…`); uniform attention for the maps; and for the spectra the
   input, the input with its tokens in another order, and white noise.
 
-At paper size `other`, `shuffled` and two of the simulators are left out, and (c) has a third of the steps: each would be
+At paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third of the steps: each would be
 another training of hours.
 """
 
@@ -138,8 +138,8 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
         models = _models(found, task, data, seed, work, simulators, others)
         _compare(found, models, task, data, seed)
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
-    known = {"definitions": task.configuration()["definitions"] | alignment.DEFINITIONS}
-    return found.result(f"reference-{name}", task, scale, seed, fitted_on=FITTED * task.probe, **known, **cut)
+    known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
+    return found.result(f"reference-{name}", task, scale, seed, **known, **cut)
 
 
 def _models(
