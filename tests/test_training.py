@@ -272,7 +272,7 @@ def weights_alone(net, batch):
 
 
 def test_an_objective_takes_the_place_of_the_answers(tmp_path):
-    net, record = run(folder=tmp_path, objective=weights_alone)
+    _, record = run(folder=tmp_path, objective=weights_alone)
     assert record.losses[0] == pytest.approx(weight_size(model(), None).item(), rel=1e-5)
     assert record.losses[-1] < record.losses[0]
     with pytest.raises(RefusedCheckpoint, match="objective"):
