@@ -176,7 +176,7 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
 
 
 def test_a_simulator_with_borrowed_weights_is_the_transformer_where_they_are_one_equation(digits):
-    """A post-LayerNorm Transformer is the simulator residual_norm; LayerNorm has the gains and biases it begins with."""
+    """A post-LayerNorm Transformer is the simulator residual_norm: with the gains and biases LayerNorm begins with."""
     teacher = build("residual_norm", IMAGES, digits, 3)
     same = reference.borrowed("residual_norm", teacher, IMAGES, digits)
     probe = digits.test.take(slice(0, 5))
@@ -212,7 +212,7 @@ def test_maps_of_a_run_are_its_own_and_uniform_ones_are_uniform(digits):
     assert same["attention_cosine"] == [1.0] * IMAGES.depth
     assert same["attention_kl"] == pytest.approx([0.0] * IMAGES.depth, abs=1e-6)
     flat = alignment.uniform_maps(run)
-    assert all((P == 1 / digits.length).all() for P in flat.attention)
+    assert all((1 / digits.length == P).all() for P in flat.attention)
 
 
 def test_the_spectrum_of_shuffled_tokens_and_of_noise_is_flat(reference_result):
