@@ -45,8 +45,10 @@ _EXPORTS = {
 }
 _MODULES = (
     "check",
+    "claims",
     "datasets",
     "equation",
+    "errata",
     "experiments",
     "field",
     "integrators",
@@ -54,8 +56,10 @@ _MODULES = (
     "ledger",
     "metrics",
     "models",
+    "page",
     "plots",
     "results",
+    "rules",
     "seeds",
     "solver",
     "terms",

@@ -7,6 +7,7 @@ import yaml
 
 from pdelab import ledger
 from pdelab.ledger import Claim, Verdict, judge, read_claims
+from pdelab.page import typeset
 from pdelab.results import Result, Store
 
 ROOT = Path(__file__).parents[1]
@@ -313,4 +314,4 @@ def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
 
 
 def test_formulas_and_markup_in_a_claim_are_escaped():
-    assert ledger._typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"
+    assert typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"
