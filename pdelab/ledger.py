@@ -209,7 +209,8 @@ def _measured(comparisons: Sequence[Comparison]) -> str:
         corner = '<th scope="col">value</th>' if several else ""
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         tables.append(
-            f"<table><caption>{caption}</caption><thead><tr>{corner}{header}</tr></thead><tbody>{body}</tbody></table>"
+            f'<div class="measured" role="region" tabindex="0" aria-label="{caption}">'
+            f"<table><caption>{caption}</caption><thead><tr>{corner}{header}</tr></thead><tbody>{body}</tbody></table></div>"
         )
     return "".join(tables)
 
