@@ -4,6 +4,7 @@ page and on paper. This module draws and computes nothing."""
 import base64
 import html
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -147,10 +148,10 @@ VERDICT_MARKS = {
 def verdict_map(groups: Mapping[str, Sequence[tuple[str, str]]]) -> Figure:
     """All claims at a glance: one row a group (a chapter), one labelled mark a claim; groups of (id, verdict)."""
     widest = max((len(claims) for claims in groups.values()), default=1)
-    figure = Figure(figsize=(1.9 + 0.62 * widest, 1.1 + 0.55 * len(groups)), layout="constrained")
+    figure = Figure(figsize=(1.3 + 0.62 * widest, 1.1 + 0.58 * len(groups)), layout="constrained")
     ax = figure.add_subplot()
     ax.set(xlim=(-0.6, widest - 0.4), ylim=(len(groups) - 0.3, -0.6), xticks=[])
-    ax.set_yticks(range(len(groups)), [f"{name.replace('_', ' ')}" for name in groups], fontsize=10)
+    ax.set_yticks(range(len(groups)), [_wrapped(name) for name in groups], fontsize=10)
     ax.tick_params(length=0)
     ax.grid(visible=False)
     ax.hlines([row + 0.5 for row in range(len(groups) - 1)], -0.6, widest - 0.4, color="#dddddd", linewidth=0.6)
@@ -158,14 +159,19 @@ def verdict_map(groups: Mapping[str, Sequence[tuple[str, str]]]) -> Figure:
         side.set_visible(False)
     for row, claims in enumerate(groups.values()):
         for column, (claim, verdict) in enumerate(claims):
-            ax.plot(column, row - 0.17, ls="", ms=9, **VERDICT_MARKS[verdict])
+            ax.plot(column, row - 0.27, ls="", ms=9, **VERDICT_MARKS[verdict])
             source, _, item = claim.partition("-")
-            ax.text(column, row + 0.06, f"{source}\n{item}", ha="center", va="top", fontsize=6.5, linespacing=1.0)
+            words = f"{source}\n{item}" if len(item) < 9 else f"{source}\n{item}".replace("-", "\n")
+            ax.text(column, row - 0.08, words, ha="center", va="top", fontsize=7.5, linespacing=1.0)
     found = [verdict for claims in groups.values() for _, verdict in claims]
     shown = {name: look for name, look in VERDICT_MARKS.items() if name in found}
     marks = [Line2D([], [], ls="", ms=8, label=f"{found.count(name)} {name}", **look) for name, look in shown.items()]
     figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=10, handletextpad=0.2)
     return figure
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name.replace("_", " "), 12, break_long_words=False)
 
 
 def picture(figure: Figure, alt: str) -> Page:

@@ -298,7 +298,8 @@ def test_an_entry_leads_to_the_verdict_box_of_its_chapter(browser):
     with Visit(browser, (HTML / LEDGER).as_uri() + "#claim-p1-eq6-7") as v:
         v.page.locator("#claim-p1-eq6-7 a[href*='#box-']").click()
         v.page.wait_for_url("**/first_look.html#box-p1-eq6-7")
-        assert v.page.locator("#box-p1-eq6-7").evaluate("e => Math.abs(e.getBoundingClientRect().top) < 300")
+        top = "document.querySelector('#box-p1-eq6-7').getBoundingClientRect().top"
+        v.page.wait_for_function(f"{top} > 0 && {top} < 300")  # the page scrolls there smoothly
 
 
 def test_the_picture_of_the_ledger_says_what_it_shows(filtered):
