@@ -43,7 +43,8 @@
   const write = () => {
     const chosen = menus.filter((menu) => menu.value).map((menu) => [menu.name, menu.value]);
     const hash = new URLSearchParams(chosen).toString();
-    history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    if (ledger.closest(".bd-article")) // in a notebook the address is not ours
+      history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
     show();
   };
   form.addEventListener("change", write);

@@ -102,6 +102,8 @@ def test_the_page_tells_slips_from_statements_and_says_how_a_reply_is_printed():
     text = " ".join((ROOT / "book" / "errata.md").read_text(encoding="utf-8").split())
     for words in ("in full beside it, unedited and with its date", "an issue in the book's repository"):
         assert words in text
+    replies = [entry.reply for entry in (*SLIPS, *CLAIMS.values()) if entry.reply]
+    assert ("None stands here yet" in text) == (not replies)
     for paper in errata.PAPERS:
         assert f'errata.slips("{paper}")' in text
         for verdict in ("FAILS", "CONDITIONS"):

@@ -5,7 +5,7 @@ import pytest
 
 PAGES = {"book/first_look", "book/ledger"}
 BOXED = {"first_look": {"box-p1-eq8"}}
-OPTIONS = {"repository_url": "https://example.org/us/book", "repository_branch": "trunk"}
+OPTIONS = {"repository_url": "https://github.com/us/book", "repository_branch": "trunk"}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_chapter_becomes_a_link_to_its_box_if_both_are_there(stored, shown):
 def test_a_place_in_the_code_is_a_link_only_where_the_repository_is_known():
     stored = '<code class="source">tests/test_a.py::test_b</code>'
     assert book_extension.link_sources(stored, {"repository_url": ""}) == stored
-    address = "https://example.org/us/book/blob/trunk/tests/test_a.py"
+    address = "https://github.com/us/book/blob/trunk/tests/test_a.py"
     assert book_extension.link_sources(stored, OPTIONS) == f'<a href="{address}">{stored}</a>'
     assert book_extension.link_sources("<code>no place</code>", OPTIONS) == "<code>no place</code>"
 
