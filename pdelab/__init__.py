@@ -47,8 +47,10 @@ _EXPORTS = {
 }
 _MODULES = (
     "check",
+    "claims",
     "datasets",
     "equation",
+    "errata",
     "experiments",
     "field",
     "integrators",
@@ -56,8 +58,10 @@ _MODULES = (
     "ledger",
     "metrics",
     "models",
+    "page",
     "plots",
     "results",
+    "rules",
     "seeds",
     "solver",
     "terms",

@@ -124,12 +124,13 @@ def matching(names: Iterable[str]) -> list[str]:
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
+@click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
 @click.option(
     "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS, else yours."
 )
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> None:
+def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
     """Run experiments and record their results; without a name, list them.
 
     What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
@@ -149,7 +150,7 @@ def run(names, scale, seeds, device, jobs, threads, again, folder, quiet) -> Non
     wanted, known = matching(names), list(stores(folder).values())
     store = known[0]
     try:
-        todo = runner.jobs(wanted, scale, seeds, known, again)
+        todo = runner.jobs(wanted, scale, seeds, known, again, steps)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if skipped := len(wanted) * len(seeds) - len(todo):
@@ -241,27 +242,43 @@ def shown(summary: Summary | list[Summary]) -> str:
 
 @main.command()
 @click.argument("claim_id", required=False)
+@click.option("--verdict", type=click.Choice([v.value for v in ledger.Verdict]), help="Only claims with this verdict.")
+@click.option("--chapter", help="Only claims of this chapter.")
 @click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: the book's own.")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
-def claims(claim_id, folder, as_csv) -> None:
-    """The verdict on every claim of the papers, or all about one."""
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, all columns.")
+def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
+    """Every claim of the papers with its verdict, printed figure and ours; with CLAIM_ID all about one."""
     try:
         outcomes = ledger.judge_all(store=Store(folder))
     except ValueError as error:
         fail(str(error), DAMAGED)
-    if claim_id is None:
-        rows = [(o.claim.id, o.verdict.value, o.claim.chapter, o.claim.title) for o in outcomes]
-        table(rows, ("claim", "verdict", "chapter", "title"), as_csv)
-        if not as_csv:
-            click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(outcomes).items() if n))
-        return
-    chosen = next((o for o in outcomes if o.claim.id == claim_id), None)
-    if chosen is None:
-        raise click.UsageError(f"no claim is called {claim_id!r}; pdelab claims lists them all")
-    claim = chosen.claim
-    lines = {"claim": f"{claim.id}, {claim.title} ({claim.where})", "says": claim.says, "control": claim.control}
-    lines |= {"verdict": chosen.verdict.value, "because": chosen.ruling.because, "from": ", ".join(chosen.sources)}
-    table([(key, value) for key, value in lines.items() if value], ("", ""))
+    chapters = list(ledger.by_chapter(outcomes))
+    if chapter is not None and chapter not in chapters:
+        raise click.UsageError(f"no claim is of the chapter {chapter!r}; there are {', '.join(chapters)}")
+    chosen = ledger.choose(outcomes, verdict, chapter)
+    if claim_id is not None:
+        chosen = [o for o in chosen if o.claim.id == claim_id]
+        if claim_id not in {o.claim.id for o in outcomes}:
+            raise click.UsageError(f"no claim is called {claim_id!r}; pdelab claims lists them all")
+    rows = ledger.rows(chosen)
+    if as_csv:
+        table([row.values() for row in rows], ledger.COLUMNS, as_csv)
+    elif claim_id is None:
+        shown = ("claim", "verdict", "chapter", "title", "evidence")
+        table([(*(row[name] for name in shown[:-1]), _evidence(row)) for row in rows], shown)
+        click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(chosen).items() if n) or "no claim")
+    elif not chosen:
+        click.echo(f"{claim_id} is not among those chosen.")
+    else:
+        claim = chosen[0].claim
+        lines = rows[0] | {"says": claim.says, "tested by": claim.protocol, "controls": claim.control}
+        table([(key, value) for key, value in lines.items() if value], ("", ""))
+
+
+def _evidence(row: dict[str, str]) -> str:
+    """Printed, ours and the control in one line, as far as they are there."""
+    parts = (("printed", row["printed"]), ("ours", row["ours"]), ("control", row["control"]))
+    return " | ".join(f"{name} {words}" for name, words in parts if words)
 
 
 @main.group()

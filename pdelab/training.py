@@ -309,6 +309,7 @@ def train(
     folder: Path | str | None = None,
     progress: bool | int = True,
     name: str = "training",
+    objective: Penalty | None = None,
     penalty: Penalty | None = None,
     look: Look | None = None,
 ) -> Training:
@@ -318,9 +319,10 @@ def train(
     an answer must not see the tokens after it: causal=True in `transformer`.
     progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
     folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
+    objective: objective(model, batch), one number, in place of the cross-entropy of the answers.
     penalty: penalty(model, batch), one number, is added to the loss of every step, right after model(x, mask); the
-    evaluations are without it. With a folder it must be a function of a module, or a functools.partial of one: by that
-    a checkpoint knows it.
+    evaluations are without it. With a folder both must be functions of a module, or a functools.partial of one: by that
+    a checkpoint knows them.
     look: look(model) gives named numbers to record at the steps of settings.watch, in eval mode, without gradients.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
@@ -333,7 +335,8 @@ def train(
         record, save = Training(), lambda: None
         if folder is not None:
             path = Path(folder) / "checkpoint.pt"
-            chosen = settings.that_matter() | ({} if penalty is None else {"penalty": _name(penalty)})
+            given = {"objective": objective, "penalty": penalty}
+            chosen = settings.that_matter() | {key: _name(f) for key, f in given.items() if f is not None}
             own = checkpoints.fingerprint(model, data, chosen, seed)
             stack.enter_context(checkpoints.alone_in(path.parent))
             if path.exists():
@@ -343,19 +346,19 @@ def train(
                 checkpoints.save(path, own, model, optimiser, asdict(record))
 
         if record.status == INTERRUPTED:
-            _run(model, optimiser, data, settings, seed, record, save, progress, name, penalty, look)
+            _run(model, optimiser, data, settings, seed, record, save, progress, name, objective, penalty, look)
     model.eval()
     return record
 
 
 def _name(penalty: Penalty) -> str:
-    """What tells one penalty from another; a lambda or a closure cannot be told from the next."""
+    """What tells one objective or penalty from another; a lambda or a closure cannot be told from the next."""
     if isinstance(penalty, partial):
         return f"{_name(penalty.func)} {penalty.args} {sorted(penalty.keywords.items())}"
     name = getattr(penalty, "__qualname__", "<object>")
     if "<" in name:
         raise ValueError(
-            "penalty must be a function of a module, or a functools.partial of one, for a run kept in a folder: "
+            "objective and penalty must be functions of a module, or partials of such, for a run kept in a folder: "
             f"by {name} a checkpoint could not tell it from another"
         )
     return f"{penalty.__module__}.{name}"
@@ -390,6 +393,7 @@ def _run(
     save: Callable[[], None],
     progress: int,
     name: str,
+    objective: Penalty | None,
     penalty: Penalty | None,
     look: Look | None,
 ) -> None:
@@ -418,7 +422,7 @@ def _run(
             if step in settings.watch:
                 record.watched.append(_watch(model, data, step, look))
             _draw_from(derive(seed, "step", step), device)
-            if not _step(model, optimiser, batch, data.classes, settings, record, penalty):
+            if not _step(model, optimiser, batch, data.classes, settings, record, objective, penalty):
                 record.status, record.stopped_at = DIVERGED, step + 1
                 break
             bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
@@ -455,17 +459,19 @@ def _step(
     classes: int,
     settings: Settings,
     record: Training,
+    objective: Penalty | None,
     penalty: Penalty | None,
 ) -> bool:
     """One step, unless loss or gradient is not finite: then the weights stay as they are."""
     for group in optimiser.param_groups:
         group["lr"] = settings.rate_at(record.step)
     optimiser.zero_grad()
-    loss = _loss(model(batch.x, batch.mask), batch, classes)
-    extra = penalty(model, batch) if penalty is not None else torch.zeros_like(loss)
-    if not isinstance(extra, Tensor) or extra.shape != ():
-        given = tuple(extra.shape) if isinstance(extra, Tensor) else type(extra).__name__
-        raise ValueError(f"penalty must give one number, a tensor of shape (); not {given}")
+    loss = objective(model, batch) if objective is not None else _loss(model(batch.x, batch.mask), batch, classes)
+    extra = penalty(model, batch) if penalty is not None else torch.zeros((), device=batch.x.device)
+    for what, value in (("objective", loss), ("penalty", extra)):
+        if not isinstance(value, Tensor) or value.shape != ():
+            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{what} must give one number, a tensor of shape (); not {given}")
     loss = loss + extra
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,13 +178,43 @@ def test_a_run_has_one_thread_unless_told(places, monkeypatch):
         assert (result.environment["device"], result.environment["threads"]) == ("cpu", threads)
 
 
+def table_of(*words):
+    return list(csv.DictReader(io.StringIO(pdelab("claims", "--csv", *words))))
+
+
 def test_every_claim_is_listed_with_its_verdict():
-    rows = list(csv.reader(io.StringIO(pdelab("claims", "--csv"))))
-    assert len(rows) == 64
-    assert "not yet measured" in pdelab("claims").splitlines()[-1]
+    rows = table_of()
+    assert len(rows) == 63
+    assert {"claim", "printed", "ours", "control", "verdict", "rule", "chapter", "box", "from"} <= set(rows[0])
+    total = pdelab("claims").splitlines()[-1]
+    assert sum(int(n) for n in re.findall(r"(?:^|; )(\d+) ", total)) == 63
     one = pdelab("claims", "P1-eq6/7")
     assert "verdict" in one
     assert "because" in one
+    assert "book/first_look.html#box-p1-eq6-7" in one
+
+
+def test_claims_are_chosen_by_verdict_and_chapter():
+    rows = table_of()
+    chosen = table_of("--chapter", "diffusion", "--verdict", "fails")
+    assert chosen == [row for row in rows if (row["chapter"], row["verdict"]) == ("diffusion", "fails")]
+    assert len(table_of("--chapter", "diffusion")) == sum(row["chapter"] == "diffusion" for row in rows)
+    listed = pdelab("claims", "--chapter", "diffusion").splitlines()
+    assert len(listed) == 2 + sum(row["chapter"] == "diffusion" for row in rows)
+    assert "no claim" in pdelab("claims", "--chapter", "diffusion", "--verdict", "not testable as stated")
+    assert "'nowhere'; there are" in pdelab("claims", "--chapter", "nowhere", code=2)
+    assert "'maybe' is not one of" in pdelab("claims", "--verdict", "maybe", code=2)
+
+
+def test_a_claim_shows_ours_and_the_control_with_intervals(places):
+    store = Store(places / "results")
+    found = {"printed_violations": 3, "corrected_violations": 0, "control_violations": 5}
+    attempts = dict.fromkeys(("printed_attempts", "corrected_attempts", "control_attempts"), 9)
+    store.save(Result("attack_scheme", {}, "book", 0, "finished", found | attempts))
+    (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm2"]
+    assert row["ours"] == "violations: 3 in 9 attempts on the printed; 0 in 9 attempts on the corrected"
+    assert row["control"] == "violations: 5 in 9 attempts on the false control"
+    assert row["from"] == "pdelab/experiments/attack_scheme.py::run"
 
 
 def test_data_are_listed_and_what_is_missing_has_its_own_exit_code(monkeypatch):

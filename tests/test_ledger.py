@@ -1,12 +1,16 @@
+import datetime
+import inspect
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pdelab import ledger
+from pdelab import claims, ledger, rules
 from pdelab.ledger import Claim, Verdict, judge, read_claims
+from pdelab.page import typeset
 from pdelab.results import Result, Store
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +80,32 @@ def claims_file(tmp_path, *entries):
             "tolerance must be a number",
         ),
         ({"printed": [1]}, r"printed must be a dict; not \[1\]"),
+        ({"evidence": {"experiment": "e", "figur": "f"}}, r"reads no \['figur'\] in evidence"),
+        (
+            {"kind": "theorem", "rule": "attacked", "evidence": {"experiment": "e", "figure": "f"}},
+            r"attacked reads no \['figure'\]",
+        ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "e", "figure": "f", "control": "c", "compare": []}},
+            r"'compare' and \['control', 'figure'\] beside it",
+        ),
+        ({"rule": "greater", "evidence": {"experiment": "e", "compare": []}}, "compare must be a list of comparisons"),
+        (
+            {"rule": "greater", "evidence": {"experiment": "e", "compare": [{"figure": "f"}]}},
+            r"evidence needs \['control'\]",
+        ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "e", "compare": [{"figure": "f", "control": []}]}},
+            "control must be the name",
+        ),
+        (
+            {
+                "rule": "greater",
+                "evidence": {"experiment": "e", "compare": [{"figure": "f", "control": "c", "by": "layer"}]},
+            },
+            r"a comparison has no \['by'\]",
+        ),
+        ({"reply": {"date": "soon", "text": "No."}}, "a reply has a date such as"),
         (
             {"evidence": {"experiment": "e", "figure": "f", "control": "c"}},
             r"evidence needs \['printed', 'tolerance'\]",
@@ -213,6 +243,165 @@ def test_lists_are_compared_layer_by_layer(store):
         verdict_of(store, printed={"rho": [1.0, 0.9, 0.8]}, evidence=evidence)
 
 
+TWO = {
+    "experiment": "e",
+    "compare": [
+        {"figure": "pearson", "control": "copy_pearson", "printed": "pearson", "tolerance": 0.05},
+        {"figure": "spearman", "control": "copy_spearman", "printed": "spearman", "tolerance": 0.05},
+    ],
+}
+GOOD, BAD, VAGUE = spread(0.5), spread(0.9), spread(0.5, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("pearson", "spearman", "verdict"),
+    [  # each column: ours, its control
+        ((GOOD, BAD), (GOOD, BAD), "holds"),
+        ((GOOD, BAD), (GOOD, GOOD), "holds"),
+        ((GOOD, GOOD), (GOOD, GOOD), "trivial"),
+        ((GOOD, BAD), (BAD, BAD), "fails"),
+        ((BAD, BAD), (VAGUE, BAD), "fails"),
+        ((GOOD, BAD), (VAGUE, BAD), "undecided"),
+        ((GOOD, GOOD), (VAGUE, BAD), "undecided"),
+        ((GOOD, BAD), (GOOD, VAGUE), "undecided"),
+    ],
+)
+def test_several_printed_figures_make_one_verdict(store, pearson, spearman, verdict):
+    """Fails if one fails, else undecided if one is, else trivial if all are, else holds."""
+    runs = [
+        ({"pearson": a, "spearman": b}, {"copy_pearson": c, "copy_spearman": d})
+        for a, b, c, d in zip(pearson[0], spearman[0], pearson[1], spearman[1], strict=True)
+    ]
+    for order, experiment in ((TWO["compare"], "e"), (TWO["compare"][::-1], "mirrored")):
+        recorded(store, runs, experiment)
+        evidence = {"experiment": experiment, "compare": order}
+        assert verdict_of(store, printed={"pearson": 0.5, "spearman": 0.5}, evidence=evidence) == verdict
+
+
+def test_one_comparison_in_a_list_is_judged_like_one_without(store):
+    recorded(store, paired(spread(0.97), spread(0.5)))
+    single = {key: value for key, value in EVIDENCE.items() if key != "experiment"}
+    listed = {"experiment": "e", "compare": [single]}
+    one, other = (judge(Claim(**entry(printed={"cosine": 0.97}, evidence=e)), store) for e in (EVIDENCE, listed))
+    assert one.ruling == other.ruling
+    assert one.ruling.because == "ours 0.97 [0.968, 0.972] (3 seeds); copy 0.5 [0.498, 0.502] (3 seeds)"
+
+
+@pytest.mark.parametrize(
+    ("copy", "noise", "verdict"),
+    [
+        (spread(0.5), spread(0.1), "holds"),
+        (spread(0.97), spread(0.1), "trivial"),
+        (spread(0.1), spread(0.97), "trivial"),
+        (spread(0.97), spread(0.97, 0.01), "trivial"),
+        (spread(0.1), spread(0.97, 0.01), "undecided"),
+    ],
+)
+def test_of_several_controls_one_that_passes_makes_a_figure_trivial(store, copy, noise, verdict):
+    runs = [({"cosine": a}, {"copy": b, "noise": c}) for a, b, c in zip(spread(0.97), copy, noise, strict=True)]
+    recorded(store, runs)
+    evidence = EVIDENCE | {"control": ["copy", "noise"]}
+    assert verdict_of(store, printed={"cosine": 0.97}, evidence=evidence) == verdict
+
+
+def test_the_claims_with_two_printed_columns_can_be_compared_in_both(tmp_path, store):
+    for claim_id, names in (("P1-table2", ("transformer", "pde")), ("P1-table3", ("pearson", "spearman"))):
+        claim = CLAIMS[claim_id]
+        evidence = {
+            "experiment": claim_id,
+            "compare": [{"figure": n, "control": f"{n}_noise", "printed": n, "tolerance": 0.005} for n in names],
+        }
+        columns = {name: [float(value) for value in claim.printed[name]] for name in names}
+        noise = {f"{name}_noise": [0.0] * len(values) for name, values in columns.items()}
+        recorded(store, [(columns, noise)] * 3, claim_id)
+        outcome = judge(replace(claim, evidence=evidence), store)
+        assert outcome.verdict == "holds"
+        assert [len(one.ours) for one in outcome.ruling.comparisons] == [len(columns[n]) for n in names]
+        worse = columns | {names[1]: [*columns[names[1]][:-1], columns[names[1]][-1] - 0.1]}
+        recorded(store, [(worse, noise)] * 3, claim_id)
+        assert judge(replace(claim, evidence=evidence), store).verdict == "fails"
+
+
+def test_a_row_has_the_printed_figure_ours_and_the_control_with_intervals(store):
+    recorded(store, paired(spread(0.97), spread(0.5)))
+    claim = Claim(**entry(printed={"cosine": 0.97}, evidence=EVIDENCE))
+    (row,) = ledger.rows([judge(claim, store)])
+    assert list(row) == list(ledger.COLUMNS)
+    assert row["printed"] == "cosine 0.97"
+    assert row["ours"] == "0.97 [0.968, 0.972] (3 seeds)"
+    assert row["control"] == "copy 0.5 [0.498, 0.502] (3 seeds)"
+    assert (row["verdict"], row["rule"], row["from"], row["box"]) == ("holds", "reproduced", "e", "")
+    page = ledger.table([judge(claim, store)])._repr_html_()
+    assert '<th scope="col">printed</th><th scope="col">ours</th><th scope="col">copy</th>' in page
+    assert "<td>0.97</td><td>0.97 [0.968, 0.972]</td><td>0.5 [0.498, 0.502]</td>" in page
+
+
+def test_a_list_is_shown_with_an_interval_for_each_value(store):
+    recorded(store, [({"rho": [1.0, a]}, {"copy": [0.0, 0.0]}) for a in spread(0.9)])
+    evidence = EVIDENCE | {"figure": "rho", "printed": "rho"}
+    outcome = judge(Claim(**entry(printed={"rho": [1.0, 0.9]}, evidence=evidence)), store)
+    (row,) = ledger.rows([outcome])
+    assert row["ours"] == "1 [1, 1], 0.9 [0.898, 0.902] (3 seeds)"
+    assert '<th scope="row">2</th><td>0.9</td><td>0.9 [0.898, 0.902]</td>' in ledger.table([outcome])._repr_html_()
+
+
+def test_an_attack_is_split_into_ours_and_control(store):
+    figures = {f"{name}_attempts": 9 for name in ("printed", "corrected", "control")}
+    figures |= {"printed_violations": 2, "corrected_violations": 0, "control_violations": 7}
+    recorded(store, [(figures, {})])
+    (row,) = ledger.rows([judge(Claim(**entry(kind="theorem", rule="attacked", evidence={"experiment": "e"})), store)])
+    assert row["ours"] == "violations: 2 in 9 attempts on the printed; 0 in 9 attempts on the corrected"
+    assert row["control"] == "violations: 7 in 9 attempts on the false control"
+
+
+def test_every_rule_has_one_line_and_the_kinds_it_is_for():
+    assert set(rules.RULES) == set(claims.RULE_KINDS)
+    assert all(len(inspect.getdoc(rule).splitlines()) == 1 for rule in rules.RULES.values())
+
+
+def test_every_source_of_evidence_is_a_place_in_the_repository():
+    for outcome in ledger.judge_all():
+        (row,) = ledger.rows([outcome])
+        assert bool(row["from"]) == bool(outcome.sources)
+        for place in row["from"].split():
+            file, _, name = place.partition("::")
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), place
+
+
+def test_a_row_leads_to_the_box_of_a_chapter_that_is_here():
+    rows = {row["claim"]: row for row in ledger.rows(ledger.judge_all())}
+    assert rows["P1-eq6/7"]["box"] == "book/first_look.html#box-p1-eq6-7"
+    assert rows["R-disc"]["box"] in ("", "book/beyond.html#box-r-disc")
+
+
+def test_outcomes_are_chosen_by_verdict_and_chapter_and_grouped_in_the_book_s_order():
+    outcomes = ledger.judge_all()
+    chosen = ledger.choose(outcomes, chapter="diffusion")
+    assert {o.claim.chapter for o in chosen} == {"diffusion"}
+    assert ledger.choose(outcomes) == outcomes
+    for verdict in Verdict:
+        both = ledger.choose(outcomes, verdict.value, "diffusion")
+        assert len(both) == ledger.counts(chosen)[verdict.value]
+    groups = ledger.by_chapter(outcomes)
+    assert sum(map(len, groups.values())) == len(outcomes)
+    assert list(groups).index("first_look") < list(groups).index("diffusion") < list(groups).index("stability")
+
+
+def test_the_summary_counts_every_claim(store):
+    recorded(store, [(findings(printed_holds=1), {})], "check-P1-eq6-7")
+    words = ledger.summary(ledger.judge_all(store=store))
+    untestable = sum(claim.rule == "untestable" for claim in CLAIMS.values())
+    rest = f"{untestable} not testable as stated, {len(CLAIMS) - 1 - untestable} not yet measured"
+    assert words.startswith(f"{len(CLAIMS)} claims: 1 holds, {rest}. By chapter")
+    assert "first look: 1 holds;" in words
+
+
+def test_a_reply_is_printed_whole_with_its_date(tmp_path, store):
+    path = claims_file(tmp_path, entry(reply={"date": datetime.date(2026, 1, 31), "text": "We meant <c>.\n\nYours"}))
+    page = ledger.table(ledger.judge_all(read_claims(path), store))._repr_html_()
+    assert "<p>2026-01-31</p><p>We meant &lt;c&gt;.</p><p>Yours</p>" in page
+
+
 @pytest.mark.parametrize(("finished", "diverged"), [(0, 3), (3, 4), (2, 0)])
 def test_runs_that_diverged_decide_nothing(store, finished, diverged):
     recorded(store, [({"cosine": [0.97]}, {"copy": [0.1]})] * finished)
@@ -305,6 +494,7 @@ def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
     box = ledger.box("P1-eq6/7", store=store)
     assert "verdict-fails" in box._repr_html_()
     assert "2 against it, 1 for the repair" in box._repr_html_()
+    assert 'id="box-p1-eq6-7"' in box._repr_html_()
     assert repr(box).startswith("P1-eq6/7: fails")
     table = ledger.table(ledger.judge_all(store=store))._repr_html_()
     assert all(f'id="{CLAIMS[claim_id].anchor}"' in table for claim_id in IDS)
@@ -313,4 +503,4 @@ def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
 
 
 def test_formulas_and_markup_in_a_claim_are_escaped():
-    assert ledger._typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"
+    assert typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"

@@ -270,8 +270,22 @@ def test_a_penalty_that_is_no_single_number_is_refused(given):
 
 
 def test_a_penalty_that_a_checkpoint_could_not_tell_from_another_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="function of a module"):
+    with pytest.raises(ValueError, match="functions of a module"):
         run(folder=tmp_path, penalty=lambda net, batch: weight_size(net, batch))
+
+
+def weights_alone(net, batch):
+    return weight_size(net, batch)
+
+
+def test_an_objective_takes_the_place_of_the_answers(tmp_path):
+    _, record = run(folder=tmp_path, objective=weights_alone)
+    assert record.losses[0] == pytest.approx(weight_size(model(), None).item(), rel=1e-5)
+    assert record.losses[-1] < record.losses[0]
+    with pytest.raises(RefusedCheckpoint, match="objective"):
+        run(folder=tmp_path, objective=weight_size)
+    with pytest.raises(ValueError, match="objective must give one number"):
+        run(objective=lambda net, batch: torch.zeros(2))
 
 
 def test_a_look_is_recorded_at_the_watched_steps_in_eval_mode():

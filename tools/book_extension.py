@@ -44,20 +44,45 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
-                output["data"]["text/html"] = link_pages(markup, app.env.found_docs)
+                linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")))
+                output["data"]["text/html"] = link_sources(linked, app.config.html_theme_options)
     source[0] = json.dumps(notebook)
 
 
-def link_pages(markup: str, pages: set[str]) -> str:
-    """NAME.ipynb becomes NAME.html, and the name of a chapter that exists becomes a link to it."""
+def boxes(folder: Path) -> dict[str, set[str]]:
+    """The anchors of the verdict boxes that each stored notebook shows."""
+    if folder not in _BOXES:
+        texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.ipynb")}
+        _BOXES[folder] = {name: set(re.findall(r'id=\\"(box-[\w-]+)\\"', text)) for name, text in texts.items()}
+    return _BOXES[folder]
+
+
+_BOXES: dict[Path, dict[str, set[str]]] = {}  # read once a build
+
+
+def link_pages(markup: str, pages: set[str], boxed: dict[str, set[str]]) -> str:
+    """NAME.ipynb becomes NAME.html, and the name of a chapter that exists a link: to its verdict box, if it has one."""
 
     def chapter(match: re.Match) -> str:
-        name = match[1]
+        box, name = match[1], match[2]
         words = name.replace("_", " ")
-        return f'<a href="{name}.html">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
+        place = f"#{box}" if box in boxed.get(name, ()) else ""
+        return f'<a href="{name}.html{place}">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
 
     markup = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', markup)
-    return re.sub(r'<span class="chapter">(\w+)</span>', chapter, markup)
+    return re.sub(r'<span class="chapter"(?: data-box="([\w-]+)")?>(\w+)</span>', chapter, markup)
+
+
+def link_sources(markup: str, options: dict) -> str:
+    """A place in the code becomes a link to the repository, where its address is known."""
+    if not (address := options.get("repository_url")):
+        return markup
+    branch = options.get("repository_branch") or "main"
+
+    def source(match: re.Match) -> str:
+        return f'<a href="{address}/blob/{branch}/{match[2]}">{match[0]}</a>'
+
+    return re.sub(r'<code class="source">(([\w./-]+\.py)[^<]*)</code>', source, markup)
 
 
 def mend_page(app, pagename, templatename, context, doctree) -> None:

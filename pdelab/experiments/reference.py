@@ -1,119 +1,227 @@
-"""A trained Transformer and the simulators, trained separately: are their states alike, layer by layer?  (P2 §4)
+"""A trained Transformer beside the simulators under three protocols: are they alike, layer by layer?  (P2 §4)
 
-Two models trained apart have their features in no common order, so cosine, mean square error and spectra of feature
-against feature cannot find them alike: `relabelled`, the Transformer itself with its features permuted, scores no
-better than an unrelated model. CKA can, and so can every similarity after an affine map from the states of one to the
-states of the other, fitted on training examples (`mapped_…`). Beside them stand
+(a) KIND: trained separately, with other weights. Decides the claims.
+(b) borrowed_KIND: the simulator has the Transformer's embedding, attention and feed-forward weights, untrained.
+(c) distilled_KIND: the simulator has the Transformer's embedding and is trained to match its states, every layer alike.
+
+Beside them stand
 
 - controls that have the Transformer's states but no dynamics: a copy of its input, the mean of its states at each
-  position, and an affine map of its input, the last two fitted on training examples;
-- unrelated models: a second Transformer with other weights (`other`), and every model untrained (`untrained_…`).
+  position, an affine map of its input, the last two fitted on training examples, and `relabelled`, the Transformer
+  itself with its features permuted;
+- models that cannot be related: a second Transformer with other weights (`other`), one trained on shuffled labels
+  (`shuffled`), and every model untrained (`untrained_…`); uniform attention for the maps; and for the spectra the
+  input, the input with its tokens in another order, and white noise.
+
+At paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third of the steps: each would be
+another training of hours.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor, nn
 
+from pdelab.datasets.base import Dataset, Examples
+from pdelab.experiments import alignment
 from pdelab.experiments.scales import Scale, Workplace, experiment
-from pdelab.experiments.tasks import TASKS, build, look, measure
-from pdelab.field import Field, Mask, keep_real
-from pdelab.metrics.base import per_layer, real_places
-from pdelab.metrics.similarity import cka, cosine, mse, nmse
-from pdelab.metrics.spectrum import spectral_similarity
+from pdelab.experiments.tasks import TASKS, Measured, Task, build, look, measure, named, trained
+from pdelab.field import keep_real
+from pdelab.metrics.similarity import nmse
+from pdelab.models import Model
 from pdelab.results import Figures, Result
-from pdelab.seeds import stream
+from pdelab.seeds import derive, stream
 from pdelab.solver import Status, Trajectory
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
+from pdelab.training import DIVERGED
 
 SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
-SIMILARITIES = {
-    "mse": mse,
-    "nmse": nmse,
-    "cosine": cosine,
-    "centred_cosine": partial(cosine, centre="position"),
-    "spectral": spectral_similarity,
-    "cka": cka,
-}
-MAPPED = ("nmse", "cosine", "centred_cosine")  # after a map fitted to the target; CKA needs none
+AT_PAPER = SIMULATORS[:2]
+MATCHED = ("printed", "bare")  # the simulators of protocols (b) and (c)
 FITTED = 4  # times `probe` training examples, for maps and means
+MAPS = (
+    8_000_000  # entries of attention maps that one layer may have; fewer examples are looked at where tokens are many
+)
 
 
-def position_mean(u: Field, mask: Mask | None, length: int) -> Field:
-    """The mean over the batch at each position: (1, length, feature), zero where no example has a token."""
-    real = real_places(u, mask).unsqueeze(-1)
-    mean = keep_real(u, mask).sum(dim=0) / real.sum(dim=0).clamp(min=1)  # (token, feature)
-    return torch.nn.functional.pad(mean, (0, 0, 0, max(0, length - len(mean))))[:length].unsqueeze(0)
+def borrowed(kind: str, teacher: Model, task: Task, data: Dataset) -> Model:
+    """The simulator with the embedding, the readout and, layer by layer, the attention and feed-forward of `teacher`.
+
+    LayerNorm has no place in a simulator that has none: its gains and biases are not carried over.
+    """
+    model = build(kind, task, data, 0).to(next(teacher.parameters()).device)
+    for part in (Interaction, Reaction):
+        for own, theirs in zip(_terms(model, part), _terms(teacher, part), strict=True):
+            own.load_state_dict(theirs.state_dict())
+    model.embed.load_state_dict(teacher.embed.state_dict())
+    model.readout.load_state_dict(teacher.readout.state_dict())
+    return model
 
 
-def affine_maps(source: Sequence[Field], target: Trajectory) -> list[torch.Tensor]:
-    """For each layer the least-squares map (u, 1) → v over the real tokens: (feature + 1, feature)."""
-    real = real_places(target.final, target.mask)
-    pairs = [(u[real].cpu().double(), v[real].cpu().double()) for u, v in zip(source, target.states, strict=True)]
-    # gelsd takes states of low rank, as when all tokens have become one; what float32 cannot tell from 0 is left out
-    return [torch.linalg.lstsq(_with_one(u), v, rcond=1e-5, driver="gelsd").solution for u, v in pairs]
+def _terms(model: Model, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.equation.modules() if isinstance(module, kind)]
 
 
-def through(maps: Sequence[torch.Tensor], states: Sequence[Field], mask: Mask | None) -> list[Field]:
-    return [keep_real(_with_one(u) @ one.to(u), mask) for one, u in zip(maps, states, strict=True)]
+def state_distance(model: Model, batch: Examples, teacher: Model) -> Tensor:
+    """Mean over layers of Σ|u − v|²/Σ|v − v̄|², v the teacher's states: what protocol (c) minimises."""
+    with torch.no_grad():
+        target = teacher.trajectory(batch.x, batch.mask)
+    run = model.trajectory(batch.x, batch.mask)
+    if run.status is Status.DIVERGED:
+        return torch.full((), torch.nan, device=batch.x.device)
+    return torch.stack([nmse(u, v, batch.mask) for u, v in zip(run.states[1:], target.states[1:], strict=True)]).mean()
 
 
-def _with_one(u: torch.Tensor) -> torch.Tensor:
-    return torch.cat([u, torch.ones_like(u[..., :1])], dim=-1)
+def distilled(
+    kind: str, teacher: Model, task: Task, data: Dataset, seed: int, work: Workplace, found: Measured, share: int = 1
+) -> Model | None:
+    """The simulator with the teacher's embedding and readout, its layers trained to match the teacher's states.
+
+    share: of the task's steps, one part in so many.
+    """
+    name = f"distilled_{kind}"
+    model = build(kind, task, data, derive(seed, name))
+    model.embed.load_state_dict(teacher.embed.state_dict())
+    model.readout.load_state_dict(teacher.readout.state_dict())
+    for weights in (*model.embed.parameters(), *model.readout.parameters()):
+        weights.requires_grad_(False)
+    objective = partial(state_distance, teacher=teacher)
+    settings = replace(task.settings, watch=(), steps=max(1, task.settings.steps // share))
+    record = trained(model, data, settings, derive(seed, name, "training"), work, name, objective=objective)
+    found.commits = [*dict.fromkeys(found.commits + record.commits)]
+    if record.status == DIVERGED:
+        found.diverged[name] = record.stopped_at
+        return None
+    found.figures |= named(name, {"accuracy": record.accuracy, "distance": record.losses[-1]})
+    return model
 
 
-def alignment(states: Sequence[Field], target: Trajectory, names: Sequence[str] = tuple(SIMILARITIES)) -> Figures:
-    """Similarities of the states to the Transformer's, one value per layer."""
-    run = replace(target, states=tuple(states))
-    return {name: per_layer(SIMILARITIES[name], run, target).tolist() for name in names}
+def shuffled_labels(data: Dataset, seed: int) -> Dataset:
+    """The same inputs with the training answers dealt out anew: there is nothing to learn but their shares."""
+    order = torch.randperm(len(data.train), generator=stream(seed, "shuffled labels"))
+    return replace(data, train=replace(data.train, y=data.train.y[order]))
 
 
-def compared(fitted: Trajectory, tested: Trajectory, target_fitted: Trajectory, target: Trajectory) -> Figures:
-    """A model's states beside the Transformer's: as they are, and after the map fitted on training examples."""
-    maps = affine_maps(fitted.states, target_fitted)
-    mapped = alignment(through(maps, tested.states, target.mask), target, MAPPED)
-    return alignment(tested.states, target) | {f"mapped_{name}": values for name, values in mapped.items()}
+def _fooled(task: Task, data: Dataset, seed: int, work: Workplace) -> Measured:
+    """The Transformer `shuffled`, with weights of its own, trained on shuffled labels."""
+    data, options = shuffled_labels(data, seed), {"shared": "shuffled", "states": False}
+    found = measure(("transformer",), task, data, seed, work, label="-shuffled", **options)
+    found.models = {key.replace("transformer-", ""): model for key, model in found.models.items()}
+    found.figures = {key.replace("transformer-", ""): value for key, value in found.figures.items()}
+    return found
+
+
+def few(examples: Examples, heads: int) -> Examples:
+    """As many of the examples as attention maps have room for."""
+    tokens = examples.x.shape[1]
+    return examples.take(slice(0, max(1, min(len(examples), MAPS // (heads * tokens**2)))))
+
+
+@torch.no_grad()
+def _with_maps(model: Model, examples: Examples) -> Trajectory:
+    examples = examples.to(next(model.parameters()).device)
+    return model.trajectory(examples.x, examples.mask, attention=True)
 
 
 def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
-    task = TASKS[name][scale]
+    full = TASKS[name][scale]
+    task = full.cut(work.steps)
     data = task.load(seed)
-    found = measure(("transformer", "other", *SIMULATORS), task, data, seed, work)
+    simulators = AT_PAPER if scale is Scale.PAPER else SIMULATORS
+    others = () if scale is Scale.PAPER else ("other",)
+    found = measure(("transformer", *others, *simulators), task, data, seed, work)
+    if others:
+        found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
-        fit, test = data.train.take(slice(0, FITTED * task.probe)), data.test.take(slice(0, task.probe))
-        target_fit, target = (look(found.models["transformer"], part) for part in (fit, test))
-        maps = affine_maps([target_fit.states[0]] * len(target_fit.states), target_fit)
-        tokens, features = target.final.shape[1:]
-        order = torch.randperm(features, generator=stream(seed, "relabelled"))
-        means = [position_mean(v, target_fit.mask, tokens).expand_as(target.final) for v in target_fit.states]
-        controls = {
-            "copy": [target.states[0]] * len(target.states),
-            "position_mean": [keep_real(mean, target.mask) for mean in means],
-            "affine": through(maps, [target.states[0]] * len(maps), target.mask),
-            "relabelled": [v[..., order] for v in target.states],
-        }
-        for key, states in controls.items():
-            found.controls |= {f"{key}/{figure}": value for figure, value in alignment(states, target).items()}
-        device = target.final.device
-        models = {kind: found.models[kind] for kind in (*SIMULATORS, "other") if kind in found.models}
-        models |= {f"untrained_{k}": build(k, task, data, seed).to(device) for k in (*SIMULATORS, "other")}
-        for key, model in models.items():
-            runs = [look(model, part) for part in (fit, test)]
-            if diverged := [run.stopped_at for run in runs if run.status is Status.DIVERGED]:
-                found.diverged |= {key: diverged[0]}
-                continue
-            into = found.figures if key in SIMULATORS else found.controls
-            into |= {f"{key}/{figure}": value for figure, value in compared(*runs, target_fit, target).items()}
-    return found.result(f"reference-{name}", task, scale, seed, fitted_on=FITTED * task.probe)
+        models = _models(found, task, data, seed, work, simulators, others)
+        _compare(found, models, task, data, seed)
+    cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
+    known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
+    return found.result(f"reference-{name}", task, scale, seed, **known, **cut)
 
 
-@experiment(*Scale)
+def _models(
+    found: Measured,
+    task: Task,
+    data: Dataset,
+    seed: int,
+    work: Workplace,
+    simulators: tuple[str, ...],
+    others: tuple[str, ...],
+) -> dict[str, Model]:
+    """All that is compared with the Transformer, by the name of its figures."""
+    teacher = found.models["transformer"]
+    device = next(teacher.parameters()).device
+    models = {kind: model for kind, model in found.models.items() if kind != "transformer"}
+    models |= {f"untrained_{kind}": build(kind, task, data, seed).to(device) for kind in (*simulators, "other")}
+    models |= {f"borrowed_{kind}": borrowed(kind, teacher, task, data) for kind in MATCHED}
+    for kind in MATCHED:
+        model = distilled(kind, teacher, task, data, seed, work, found, share=1 if others else 3)
+        if model is not None:
+            models[f"distilled_{kind}"] = model
+    return models
+
+
+def _compare(found: Measured, models: dict[str, Model], task: Task, data: Dataset, seed: int) -> None:
+    """Every model and every control beside the Transformer, into the figures and controls of `found`."""
+    teacher = found.models["transformer"]
+    fit, test = data.train.take(slice(0, FITTED * task.probe)), data.test.take(slice(0, task.probe))
+    seen = few(test, task.heads)
+    target_fit, target, target_maps = look(teacher, fit), look(teacher, test), _with_maps(teacher, seen)
+    found.controls |= _without_dynamics(target_fit, target, seed)
+    found.controls |= named("uniform", alignment.maps_compared(alignment.uniform_maps(target_maps), target_maps))
+    found.figures |= named("transformer", alignment.spectra(target.states[1:], target.mask))
+    found.controls |= _other_spectra(target, seed)
+    for key, model in models.items():
+        runs = [look(model, part) for part in (fit, test)]
+        if diverged := [run.stopped_at for run in runs if run.status is Status.DIVERGED]:
+            found.diverged |= {key: diverged[0]}
+            continue
+        figures = alignment.compared(*runs, target_fit, target) | alignment.spectra(runs[1].states[1:], target.mask)
+        if _terms(model, Interaction):
+            figures |= alignment.maps_compared(_with_maps(model, seen), target_maps)
+        decides = key.removeprefix("borrowed_").removeprefix("distilled_") in SIMULATORS
+        (found.figures if decides else found.controls).update(named(key, figures))
+
+
+def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figures:
+    """The controls that have the Transformer's states but no layers of their own."""
+    tokens, features = target.final.shape[1:]
+    layers = len(target.states)
+    maps = alignment.affine_maps([fitted.states[0]] * layers, fitted)
+    means = [alignment.position_mean(v, fitted.mask, tokens).expand_as(target.final) for v in fitted.states]
+    order = torch.randperm(features, generator=stream(seed, "relabelled"))
+    states = {
+        "copy": [target.states[0]] * layers,
+        "position_mean": [keep_real(mean, target.mask) for mean in means],
+        "affine": alignment.through(maps, [target.states[0]] * layers, target.mask),
+        "relabelled": [v[..., order] for v in target.states],
+    }
+    return {k: v for key, run in states.items() for k, v in named(key, alignment.alignment(run, target)).items()}
+
+
+def _other_spectra(target: Trajectory, seed: int) -> Figures:
+    """Spectra of the input, of the input with its tokens in a random order, and of white noise."""
+    u0, mask = target.states[0], target.mask
+    generator = stream(seed, "spectra")
+    places = torch.rand(u0.shape[:2], generator=generator).to(u0.device)
+    if mask is not None:
+        places = places.masked_fill(~mask, 2.0)  # padding stays at the end
+    order = places.argsort(dim=1).unsqueeze(-1).expand_as(u0)
+    noise = keep_real(torch.randn(u0.shape, generator=generator).to(u0), mask)
+    kinds = {"input": u0, "reordered_input": u0.gather(1, order), "noise": noise}
+    return {k: v for key, u in kinds.items() for k, v in named(key, alignment.spectra([u], mask)).items()}
+
+
+@experiment(*Scale, cuts=True)
 def images(scale: Scale, seed: int, work: Workplace) -> Result:
-    """A trained Transformer beside separately trained simulators on images: are their states alike?"""
+    """A trained Transformer beside simulators trained apart, with its weights, and distilled, on images."""
     return _reference("images", scale, seed, work)
 
 
-@experiment(*Scale)
+@experiment(*Scale, cuts=True)
 def listops(scale: Scale, seed: int, work: Workplace) -> Result:
-    """A trained Transformer beside separately trained simulators on ListOps: are their states alike?"""
+    """A trained Transformer beside simulators trained apart, with its weights, and distilled, on ListOps."""
     return _reference("listops", scale, seed, work)

@@ -76,6 +76,7 @@ class Job:
     name: str
     scale: Scale
     seed: int
+    steps: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {self.scale}, seed {self.seed}"
@@ -83,17 +84,28 @@ class Job:
     @property
     def folder(self) -> Path:
         """Where its checkpoints wait until the Result is recorded."""
-        return cache.folder() / "runs" / self.name / f"{self.scale}-seed{self.seed}"
+        cut = "" if self.steps is None else f"-{self.steps}steps"
+        return cache.folder() / "runs" / self.name / f"{self.scale}-seed{self.seed}{cut}"
 
 
 def jobs(
-    names: Sequence[str], scale: Scale, seeds: Sequence[int], stores: Sequence[Store], again: bool = False
+    names: Sequence[str],
+    scale: Scale,
+    seeds: Sequence[int],
+    stores: Sequence[Store],
+    again: bool = False,
+    steps: int | None = None,
 ) -> list[Job]:
-    """What is in none of the stores, or damaged there; with `again` everything. Other scales are refused."""
+    """What is in none of the stores, or damaged there; with `again` everything. Other scales are refused.
+
+    steps: cut every training to so many; refused by an experiment whose training cannot be cut.
+    """
     for name in names:
         if scale not in find(name).scales:
             raise ValueError(f"{name} has no scale {scale}, only {' and '.join(find(name).scales)}")
-    wanted = [Job(name, scale, seed) for name in names for seed in seeds]
+        if steps is not None and not find(name).cuts:
+            raise ValueError(f"{name} has no training that can be cut to {steps} steps; leave out --steps")
+    wanted = [Job(name, scale, seed, steps) for name in names for seed in seeds]
     return [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
 
 
@@ -117,7 +129,7 @@ Outcome = Result | Stopped | Exception
 
 def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Result | Stopped:
     """The Result, recorded nowhere yet, or where the run was stopped."""
-    work = Workplace(str(choose_device(device)), job.folder, progress, threads)
+    work = Workplace(str(choose_device(device)), job.folder, progress, threads, job.steps)
     try:
         return find(job.name)(job.scale, job.seed, work)
     except Interrupted as stop:

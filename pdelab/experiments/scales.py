@@ -36,6 +36,7 @@ class Workplace:
 
     folder: where checkpoints are kept until the result is; None: nowhere.
     progress: the line of the terminal for a progress bar, from 1; 0: none.
+    steps: cut every training to so many steps; None: as the scale has it. A Result says what was cut.
     threads: of torch on a CPU. One is fastest for models as small as the book's, and far faster on a busy machine.
     """
 
@@ -43,6 +44,7 @@ class Workplace:
     folder: Path | None = None
     progress: int = 0
     threads: int = 1
+    steps: int | None = None
 
     def inside(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / name
@@ -64,10 +66,11 @@ def torch_threads(number: int) -> Iterator[None]:
 Run = Callable[[Scale, int, Workplace], Result]
 
 
-def experiment(*scales: Scale) -> Callable[[Run], Run]:
+def experiment(*scales: Scale, cuts: bool = False) -> Callable[[Run], Run]:
     """Make of a function an experiment with these sizes: run(scale, seed, work=HERE), timed, other sizes refused.
 
-    One size is enough for an exact computation, which has no larger form. The Result's `seconds` are those of this
+    cuts: it heeds `work.steps`; one that does not refuses them. One size is enough for an exact computation, which has
+    no larger form. The Result's `seconds` are those of this
     call: a run that was stopped and went on took longer in all.
     """
 
@@ -76,6 +79,8 @@ def experiment(*scales: Scale) -> Callable[[Run], Run]:
         def sized(scale: Scale | str, seed: int, work: Workplace = HERE) -> Result:
             if scale not in scales:
                 raise ValueError(f"scale must be {' or '.join(scales)}, the sizes this experiment has; not {scale!r}")
+            if work.steps is not None and not cuts:
+                raise ValueError("steps cuts the training of an experiment that has one; this has none that can be cut")
             started = time.perf_counter()
             with torch_threads(work.threads):
                 result = run(Scale(scale), seed, work)
@@ -83,7 +88,7 @@ def experiment(*scales: Scale) -> Callable[[Run], Run]:
             seconds = round(time.perf_counter() - started, 3)
             return replace(result, environment=result.environment | where, seconds=seconds)
 
-        sized.scales = scales
+        sized.scales, sized.cuts = scales, cuts
         return sized
 
     return of

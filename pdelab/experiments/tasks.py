@@ -8,9 +8,10 @@ Seeds: weights and batches follow from the seed, and so do the expressions of Li
 an interval over seeds is over weights and batches, and for ListOps over data as well.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
 from pdelab.results import Figures, Result, environment
 from pdelab.seeds import derive
 from pdelab.solver import Status, Trajectory
-from pdelab.training import DIVERGED, INTERRUPTED, Look, Penalty, Settings, Training, Watched, train
+from pdelab.training import DIVERGED, INTERRUPTED, Look, Settings, Training, Watched, train
 
 TRANSFORMERS = ("transformer", "other")
 
@@ -72,6 +73,14 @@ class Task:
     @property
     def hidden(self) -> int:
         return 4 * self.width
+
+    def cut(self, steps: int | None) -> "Task":
+        """The same with a training of so many steps, if that is fewer, evaluated at its end alone."""
+        if steps is None or steps >= self.settings.steps:
+            return self
+        shorter = replace(_settings(steps), evaluate_every=None)
+        kept = {name: getattr(shorter, name) for name in ("steps", "warmup", "evaluate_every", "watch")}
+        return replace(self, settings=replace(self.settings, **kept))
 
     def load(self, seed: int) -> Dataset:
         """The data; where they are generated, those of the seed."""
@@ -143,24 +152,15 @@ def fit(
 
 
 def trained(
-    model: nn.Module,
-    data: Dataset,
-    settings: Settings,
-    seed: int,
-    work: Workplace,
-    name: str,
-    *,
-    penalty: Penalty | None = None,
-    look: Look | None = None,
+    model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str, **options
 ) -> Training:
     """Train any module as part of an experiment: in the workplace, with a checkpoint under its name.
 
-    penalty: added to the loss of every step. look: look(model) is called at the steps of settings.watch and gives named
-    numbers to record.
+    options: objective, penalty and look of `train`.
     Raises Interrupted when the run was stopped: no half result is recorded, and the next run goes on from there.
     """
     where = {"device": work.device, "folder": work.inside(name), "progress": work.progress}
-    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", penalty=penalty, look=look, **where)
+    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where, **options)
     if record.status == INTERRUPTED:
         raise Interrupted(f"stopped after step {record.step} of {settings.steps} of {name}")
     return record
@@ -175,6 +175,14 @@ class Measured:
     controls: Figures = field(default_factory=dict)
     diverged: dict[str, int] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+
+    def absorb(self, other: "Measured") -> None:
+        """Add what another group of models gave."""
+        self.models |= other.models
+        self.figures |= other.figures
+        self.controls |= other.controls
+        self.diverged |= other.diverged
+        self.commits = [*dict.fromkeys(self.commits + other.commits)]
 
     def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
         """A training that was stopped and went on with other code makes the Result name both commits."""
@@ -217,17 +225,17 @@ def measure(
             found.diverged[name] = record.stopped_at or record.step
             continue
         found.models[name] = model
-        found.figures |= _named(name, _training_figures(record))
+        found.figures |= named(name, training_figures(record))
         if states:
             untrained = look(build(kind, task, data, seed, shared).to(run.final.device), probe)
-            found.figures |= _named(name, state_figures(run))
+            found.figures |= named(name, state_figures(run))
             before = state_figures(untrained) | _layer_gradients(record.watched[0])
-            found.controls |= _named(name, {f"untrained_{key}": value for key, value in before.items()})
-            found.controls |= _named(name, {"other_input": other_input(run)})
+            found.controls |= named(name, {f"untrained_{key}": value for key, value in before.items()})
+            found.controls |= named(name, {"other_input": other_input(run)})
     return found
 
 
-def _named(name: str, figures: Figures) -> Figures:
+def named(name: str, figures: Figures) -> Figures:
     """NAME/figure; what has no layers of its own, such as a given diffusion, has no gradients per layer: left out."""
     return {f"{name}/{key}": value for key, value in figures.items() if value != []}
 
@@ -259,14 +267,18 @@ def other_input(run: Trajectory) -> list[float]:
     return [cosine(u, run.states[0].roll(1, dims=0), both).item() for u in run.states]
 
 
-def _training_figures(record: Training) -> Figures:
-    last = record.evaluations[-1]
+def training_figures(record: Training) -> Figures:
+    """Accuracy, and gradient norms over the whole of training and in up to 40 equal parts of it (`…_course`)."""
+    last, size = record.evaluations[-1], math.ceil(record.step / 40)
+    parts = [record.gradient_norms[i : i + size] for i in range(0, record.step, size)]
     return {
         "accuracy": last.accuracy,
         "accuracy_low": last.low,
         "accuracy_high": last.high,
         "loss": last.loss,
         "accuracies": [e.accuracy for e in record.evaluations],
+        "gradient_course": [statistics.median(part) for part in parts],
+        "gradient_course_largest": [max(part) for part in parts],
         "gradient_median": statistics.median(record.gradient_norms),
         "gradient_largest": max(record.gradient_norms),
         **_layer_gradients(record.watched[-1]),

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from exercises import ROOT
 from playwright.sync_api import sync_playwright
 
-from pdelab import explore
+from pdelab import errata, explore, ledger
 
 HTML = ROOT / "_build" / "html"
 FOUND = sorted(path.relative_to(HTML).as_posix() for path in HTML.rglob("*.html") if "_static" not in path.parts)
@@ -182,6 +182,136 @@ def test_a_link_to_a_claim_opens_its_entry(browser):
     with Visit(browser, (HTML / "book/ledger.html").as_uri() + "#claim-p1-eq6-7") as v:
         v.page.wait_for_timeout(200)
         assert v.page.locator("#claim-p1-eq6-7").is_visible()
+
+
+LEDGER = "book/ledger.html"
+SHOWN = "details.claim:visible"
+
+
+@pytest.fixture
+def filtered(browser):
+    with visit(browser, LEDGER) as v:
+        yield v.page
+
+
+def menu(page, name):
+    return page.locator(f".ledger-filter select[name={name}]")
+
+
+def entries(page, name):
+    return page.locator("details.claim").evaluate_all(f"found => found.map(e => e.dataset.{name})")
+
+
+@pytest.mark.parametrize("name", ["verdict", "chapter"])
+def test_each_choice_of_the_filter_shows_its_claims_and_says_how_many(filtered, name):
+    given = entries(filtered, name)
+    assert filtered.locator(SHOWN).count() == len(given)
+    for value in set(given):
+        menu(filtered, name).select_option(value)
+        shown = filtered.locator(SHOWN).evaluate_all(f"found => found.map(e => e.dataset.{name})")
+        assert shown == [value] * given.count(value)
+        assert filtered.locator(".ledger-filter output").inner_text() == f"{len(shown)} of {len(given)} claims shown"
+        chosen = menu(filtered, name).evaluate("e => e.selectedOptions[0].textContent")
+        assert chosen.endswith(f"({len(shown)})")
+        assert filtered.locator(".ledger-nothing").is_hidden()
+
+
+def test_both_choices_hold_together_and_nothing_is_said_to_match_where_nothing_does(filtered):
+    pairs = list(zip(entries(filtered, "verdict"), entries(filtered, "chapter"), strict=True))
+    verdicts, chapters = ({pair[i] for pair in pairs} for i in (0, 1))
+    empty = next((v, c) for v in sorted(verdicts) for c in sorted(chapters) if (v, c) not in pairs)
+    for verdict, chapter in (pairs[0], empty):
+        menu(filtered, "verdict").select_option(verdict)
+        menu(filtered, "chapter").select_option(chapter)
+        assert filtered.locator(SHOWN).count() == pairs.count((verdict, chapter))
+        assert filtered.locator(".ledger-nothing").is_visible() == ((verdict, chapter) == empty)
+    filtered.get_by_role("button", name="Show all").press("Enter")
+    filtered.wait_for_function("location.hash === ''")
+    assert filtered.locator(SHOWN).count() == len(pairs)
+    assert filtered.locator(".ledger-nothing").is_hidden()
+
+
+def test_the_filter_works_by_keyboard_and_has_names(filtered):
+    chooser = filtered.get_by_label("Verdict")
+    chooser.focus()
+    filtered.keyboard.press("ArrowDown")
+    value = chooser.input_value()
+    assert value
+    assert filtered.locator(SHOWN).count() == entries(filtered, "verdict").count(value)
+    filtered.keyboard.press("Tab")
+    assert filtered.evaluate("document.activeElement.name") == "chapter"
+    filtered.keyboard.press("Tab")
+    assert filtered.evaluate("document.activeElement.textContent") == "Show all"
+
+
+def test_the_address_keeps_the_choice_and_a_link_to_a_claim_undoes_it(filtered):
+    chapter = entries(filtered, "chapter")[-1]
+    menu(filtered, "chapter").select_option(chapter)
+    assert filtered.url.endswith(f"#chapter={chapter}")
+    filtered.reload()
+    assert menu(filtered, "chapter").input_value() == chapter
+    assert set(filtered.locator(SHOWN).evaluate_all("found => found.map(e => e.dataset.chapter)")) == {chapter}
+    first = filtered.locator("details.claim dl[id]").first.get_attribute("id")
+    filtered.evaluate(f"location.hash = '{first}'")
+    filtered.wait_for_function("document.querySelector('select[name=chapter]').value === ''")
+    assert filtered.locator(f"#{first}").is_visible()
+    assert filtered.locator(SHOWN).count() == len(entries(filtered, "chapter"))
+
+
+@pytest.mark.parametrize("hash", ["#chapter=nowhere", "#verdict=", "#top", "#claim-none"])
+def test_an_address_that_names_nothing_shows_everything(browser, hash):
+    with Visit(browser, (HTML / LEDGER).as_uri() + hash) as v:
+        assert v.page.locator(SHOWN).count() == v.page.locator("details.claim").count() > 0
+        assert v.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_filter_is_accessible_in_use(browser, scheme):
+    with visit(browser, LEDGER, scheme=scheme, viewport=PHONE) as v:
+        menu(v.page, "verdict").select_option("fails")
+        menu(v.page, "chapter").select_option(index=1)
+        assert v.serious_faults() == []
+        assert v.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert v.page.locator(".ledger-filter select, .ledger-filter button").evaluate_all(
+            "found => found.every(e => e.getBoundingClientRect().height >= 24)"
+        )
+
+
+def test_on_paper_and_without_scripts_the_whole_list_is_there(browser, filtered):
+    count = filtered.locator("details.claim").count()
+    menu(filtered, "verdict").select_option(index=1)
+    filtered.emulate_media(media="print")
+    assert filtered.locator(SHOWN).count() == count
+    assert filtered.locator(".ledger-filter").is_hidden()
+    context = browser.new_context(offline=True, java_script_enabled=False)
+    page = context.new_page()
+    page.goto((HTML / LEDGER).as_uri())
+    assert page.locator(SHOWN).count() == count
+    assert page.locator(".ledger-filter").is_hidden()
+    context.close()
+
+
+def test_an_entry_leads_to_the_verdict_box_of_its_chapter(browser):
+    boxed = {i for page in PAGES for i in anchors(HTML / page).ids if i.startswith("box-")}
+    linked = {target.partition("#")[2] for target in anchors(HTML / LEDGER).targets if "#box-" in target}
+    assert linked == boxed
+    with Visit(browser, (HTML / LEDGER).as_uri() + "#claim-p1-eq6-7") as v:
+        v.page.locator("#claim-p1-eq6-7 a[href*='#box-']").click()
+        v.page.wait_for_url("**/first_look.html#box-p1-eq6-7")
+        top = "document.querySelector('#box-p1-eq6-7').getBoundingClientRect().top"
+        v.page.wait_for_function(f"{top} > 0 && {top} < 300")  # the page scrolls there smoothly
+
+
+def test_the_picture_of_the_ledger_says_what_it_shows(filtered):
+    assert filtered.locator(".pdelab-picture img").get_attribute("alt") == ledger.summary(ledger.judge_all())
+
+
+def test_the_errata_have_an_entry_for_each_slip_and_each_fallen_statement(browser):
+    outcomes = [o for o in ledger.judge_all() if o.claim.id.startswith(errata.PAPERS)]
+    fallen = [o for o in outcomes if o.verdict in (ledger.Verdict.FAILS, ledger.Verdict.CONDITIONS)]
+    with visit(browser, "book/errata.html") as v:
+        assert v.page.locator(".errata li[id^=erratum]").count() == len(errata.read_errata())
+        assert v.page.locator(".errata li[id^=statement]").count() == len(fallen)
 
 
 def test_the_solution_is_behind_a_click(browser):

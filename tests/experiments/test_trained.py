@@ -10,7 +10,7 @@ import torch
 
 from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
-from pdelab.experiments import corners, reference, tasks
+from pdelab.experiments import alignment, corners, reference, tasks
 from pdelab.experiments.scales import Scale, Workplace, choose_scale, experiment
 from pdelab.experiments.tasks import DEFINITIONS, TASKS, build, fit
 from pdelab.models import VARIANTS
@@ -115,7 +115,7 @@ def test_a_run_with_the_same_seed_gives_the_same_figures():
 def test_similarities_of_the_transformer_stand_beside_what_knows_nothing(reference_result):
     figures, known = reference_result.figures, reference_result.controls
     layers = IMAGES.depth + 1
-    for name in reference.SIMILARITIES:
+    for name in alignment.SIMILARITIES:
         for kind in reference.SIMULATORS:
             assert len(figures[f"{kind}/{name}"]) == layers
         for control in ("copy", "position_mean", "affine", "relabelled", "other", "untrained_bare", "untrained_other"):
@@ -138,14 +138,14 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
 
     def numbers(name, one, other):
         return pytest.approx(
-            [reference.SIMILARITIES[name](u, v).item() for u, v in zip(one, other, strict=True)], rel=1e-4
+            [alignment.SIMILARITIES[name](u, v).item() for u, v in zip(one, other, strict=True)], rel=1e-4
         )
 
     def with_one(u):
         flat = u.flatten(0, 1).double().numpy()
         return np.column_stack([flat, np.ones(len(flat))])
 
-    for name in reference.SIMILARITIES:
+    for name in alignment.SIMILARITIES:
         for kind in reference.SIMULATORS:
             assert figures[f"{kind}/{name}"] == numbers(name, states[kind], target), (kind, name)
         assert known[f"other/{name}"] == numbers(name, states["other"], target)
@@ -156,7 +156,7 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
     last = fitted[-1].flatten(0, 1).double().numpy()
     solution = np.linalg.lstsq(with_one(fitted[0]), last, rcond=1e-5)[0]
     made_by_hand = torch.tensor(with_one(target[0]) @ solution, dtype=torch.float32).reshape(target[-1].shape)
-    assert known["affine/nmse"][-1] == pytest.approx(reference.nmse(made_by_hand, target[-1]).item(), rel=1e-4)
+    assert known["affine/nmse"][-1] == pytest.approx(alignment.nmse(made_by_hand, target[-1]).item(), rel=1e-4)
     for kind, (model, record) in made.items():
         assert figures[f"{kind}/accuracy"] == record.evaluations[-1].accuracy
         assert figures[f"{kind}/accuracies"] == [e.accuracy for e in record.evaluations]
@@ -175,6 +175,76 @@ def test_every_figure_of_the_reference_is_that_of_its_own_model(digits, referenc
         assert model.embed.places.shape == (digits.length, IMAGES.width)
 
 
+def test_a_simulator_with_borrowed_weights_is_the_transformer_where_they_are_one_equation(digits):
+    """A post-LayerNorm Transformer is the simulator residual_norm: with the gains and biases LayerNorm begins with."""
+    teacher = build("residual_norm", IMAGES, digits, 3)
+    same = reference.borrowed("residual_norm", teacher, IMAGES, digits)
+    probe = digits.test.take(slice(0, 5))
+    assert torch.equal(same(probe.x), teacher(probe.x))
+    other = reference.borrowed("bare", teacher, IMAGES, digits)
+    assert torch.equal(other.embed(probe.x), teacher.embed(probe.x))
+    assert not torch.allclose(other(probe.x), teacher(probe.x))
+
+
+def test_distillation_brings_the_states_nearer_and_leaves_the_embedding(digits):
+    teacher, found = build("transformer", IMAGES, digits, 0), tasks.Measured()
+    model = reference.distilled("residual", teacher, IMAGES, digits, 0, Workplace(), found)
+    probe = digits.test.take(slice(0, 50))
+    start = reference.borrowed("residual", teacher, IMAGES, digits)
+    start.equation.load_state_dict(
+        build("residual", IMAGES, digits, tasks.derive(0, "distilled_residual")).equation.state_dict()
+    )
+    with torch.no_grad():
+        before, after = (reference.state_distance(m, probe, teacher).item() for m in (start, model))
+    assert after < 0.9 * before
+    assert torch.equal(model.embed.content.weight, teacher.embed.content.weight)
+    assert found.figures["distilled_residual/distance"] < before
+
+
+def test_the_teacher_itself_has_distance_zero(digits):
+    teacher = build("transformer", IMAGES, digits, 0)
+    assert reference.state_distance(teacher, digits.test.take(slice(0, 9)), teacher).item() == 0
+
+
+def test_maps_of_a_run_are_its_own_and_uniform_ones_are_uniform(digits):
+    run = reference._with_maps(build("transformer", IMAGES, digits, 0), digits.test.take(slice(0, 4)))
+    same = alignment.maps_compared(run, run)
+    assert same["attention_cosine"] == [1.0] * IMAGES.depth
+    assert same["attention_kl"] == pytest.approx([0.0] * IMAGES.depth, abs=1e-6)
+    flat = alignment.uniform_maps(run)
+    assert all((1 / digits.length == P).all() for P in flat.attention)
+
+
+def test_the_spectrum_of_shuffled_tokens_and_of_noise_is_flat(reference_result):
+    known = reference_result.controls
+    for kind in ("reordered_input", "noise"):
+        values = known[f"{kind}/amplitude"]
+        assert max(values[1:]) / min(values[1:]) < 1.3, kind  # frequency 0 holds the mean, which an order leaves alone
+    assert known["input/amplitude"][0] == pytest.approx(known["reordered_input/amplitude"][0], rel=1e-5)
+
+
+def test_attention_is_compared_on_as_many_examples_as_there_is_room_for(monkeypatch, digits):
+    monkeypatch.setattr(reference, "MAPS", 3 * 4 * digits.length**2)
+    assert len(reference.few(digits.test, heads=4)) == 3
+
+
+def test_a_transformer_on_shuffled_labels_learns_nothing_and_shares_no_weight(digits, reference_result):
+    shuffled = reference.shuffled_labels(digits, 0)
+    assert torch.equal(shuffled.train.y.bincount(), digits.train.y.bincount())
+    assert not torch.equal(shuffled.train.y, digits.train.y)
+    assert torch.equal(shuffled.test.y, digits.test.y)
+    assert abs(reference_result.controls["shuffled/centred_cosine"][0]) < 0.9
+
+
+def test_a_cut_training_is_shorter_and_says_so():
+    result = reference.images("smoke", 0, Workplace(steps=7))
+    assert result.configuration["cut"] == "7 of 40 training steps"
+    assert result.configuration["settings"]["steps"] == 7
+    assert all(IMAGES.cut(steps) == IMAGES for steps in (None, 40, 41))
+    with pytest.raises(ValueError, match="none that can be cut"):
+        corners.images("smoke", 0, Workplace(steps=7))
+
+
 def test_seeds_differ_in_weights_and_batches(digits):
     (_, zero), (_, one) = (fit("residual", IMAGES, digits, seed, Workplace()) for seed in (0, 1))
     same_model = build("residual", IMAGES, digits, 0)
@@ -189,7 +259,7 @@ def test_a_model_with_its_features_relabelled_is_alike_to_cka_and_to_a_map_but_t
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(20, 6, 4, generator=generator) for _ in range(2)]
     run, turned = Trajectory.of(states), Trajectory.of([u[..., [2, 0, 3, 1]] for u in states])
-    found = reference.compared(turned, turned, run, run)
+    found = alignment.compared(turned, turned, run, run)
     assert max(found["mapped_nmse"]) < 1e-6
     assert min(found["nmse"]) > 1
 
@@ -201,15 +271,15 @@ def test_the_affine_control_is_a_least_squares_map_of_the_input():
     mask = torch.arange(5) < torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
     states = [torch.where(mask.unsqueeze(-1), u, 0) for u in (u0, u0 @ W + b)]
     seen = Trajectory.of(states, mask)
-    made = reference.through(reference.affine_maps([states[0]] * 2, seen), [states[0]] * 2, mask)
+    made = alignment.through(alignment.affine_maps([states[0]] * 2, seen), [states[0]] * 2, mask)
     torch.testing.assert_close(made, states, rtol=1e-4, atol=1e-4)
 
 
 def test_the_position_mean_is_over_the_sequences_that_have_a_token_there():
     u = torch.tensor([[[1.0], [2.0]], [[3.0], [99.0]]])
     mask = torch.tensor([[True, True], [True, False]])
-    assert reference.position_mean(u, mask, 3).flatten().tolist() == [2.0, 2.0, 0.0]
-    assert reference.position_mean(u, None, 1).flatten().tolist() == [2.0]
+    assert alignment.position_mean(u, mask, 3).flatten().tolist() == [2.0, 2.0, 0.0]
+    assert alignment.position_mean(u, None, 1).flatten().tolist() == [2.0]
 
 
 def test_a_model_that_diverges_is_named_and_the_others_are_kept(monkeypatch, digits):

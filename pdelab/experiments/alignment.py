@@ -1,0 +1,100 @@
+"""How alike two models are: states, attention maps and spectra of one beside those of another, layer by layer.
+
+Two models trained apart have their features in no common order, so cosine, mean square error and spectra of feature
+against feature cannot find them alike. CKA can, and so can every similarity after an affine map from the states of one
+to the states of the other, fitted on training examples (`mapped_…`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from pdelab.field import Field, Mask, keep_real
+from pdelab.metrics import attention
+from pdelab.metrics.base import per_layer, real_places
+from pdelab.metrics.similarity import cka, cosine, mse, nmse
+from pdelab.metrics.spectrum import cumulative_energy, spectral_similarity, spectrum
+from pdelab.results import Figures
+from pdelab.solver import Trajectory
+
+SIMILARITIES = {
+    "mse": mse,
+    "nmse": nmse,
+    "cosine": cosine,
+    "centred_cosine": partial(cosine, centre="position"),
+    "spectral": spectral_similarity,
+    "mean_spectral": partial(spectral_similarity, over="mean"),
+    "cka": cka,
+}
+MAPPED = ("nmse", "cosine", "centred_cosine")  # after a map fitted to the target; CKA needs none
+BINS = 16  # of the spectra that are kept
+DEFINITIONS = {
+    "mse, nmse": "mean square difference of the states, plain and over the variance of the target's",
+    "cosine": "of a token's two states, mean over tokens; centred_: less the mean at each position",
+    "spectral": "cosine of the amplitudes along the tokens, one for each example and feature, averaged",
+    "mean_spectral": "cosine of the two amplitude spectra averaged over examples and features",
+    "mapped_...": "the same after an affine map fitted on training examples",
+    "attention_cosine, attention_kl": "of the rows of the maps, head by head, KL from the target in nats",
+    "mean_attention_...": "the same for the mean over the heads",
+    "amplitude, energy": f"spectrum along the tokens in {BINS} bands up to 1/2 a token, averaged over the layers",
+}
+
+
+def position_mean(u: Field, mask: Mask | None, length: int) -> Field:
+    """The mean over the batch at each position: (1, length, feature), zero where no example has a token."""
+    real = real_places(u, mask).unsqueeze(-1)
+    mean = keep_real(u, mask).sum(dim=0) / real.sum(dim=0).clamp(min=1)  # (token, feature)
+    return torch.nn.functional.pad(mean, (0, 0, 0, max(0, length - len(mean))))[:length].unsqueeze(0)
+
+
+def affine_maps(source: Sequence[Field], target: Trajectory) -> list[torch.Tensor]:
+    """For each layer the least-squares map (u, 1) → v over the real tokens: (feature + 1, feature)."""
+    real = real_places(target.final, target.mask)
+    pairs = [(u[real].cpu().double(), v[real].cpu().double()) for u, v in zip(source, target.states, strict=True)]
+    # gelsd takes states of low rank, as when all tokens have become one; what float32 cannot tell from 0 is left out
+    return [torch.linalg.lstsq(_with_one(u), v, rcond=1e-5, driver="gelsd").solution for u, v in pairs]
+
+
+def through(maps: Sequence[torch.Tensor], states: Sequence[Field], mask: Mask | None) -> list[Field]:
+    return [keep_real(_with_one(u) @ one.to(u), mask) for one, u in zip(maps, states, strict=True)]
+
+
+def _with_one(u: torch.Tensor) -> torch.Tensor:
+    return torch.cat([u, torch.ones_like(u[..., :1])], dim=-1)
+
+
+def alignment(states: Sequence[Field], target: Trajectory, names: Sequence[str] = tuple(SIMILARITIES)) -> Figures:
+    """Similarities of the states to the target's, one value per layer."""
+    run = replace(target, states=tuple(states))
+    return {name: per_layer(SIMILARITIES[name], run, target).tolist() for name in names}
+
+
+def compared(fitted: Trajectory, tested: Trajectory, target_fitted: Trajectory, target: Trajectory) -> Figures:
+    """A model's states beside the target's: as they are, and after the map fitted on training examples."""
+    maps = affine_maps(fitted.states, target_fitted)
+    mapped = alignment(through(maps, tested.states, target.mask), target, MAPPED)
+    return alignment(tested.states, target) | {f"mapped_{name}": values for name, values in mapped.items()}
+
+
+def maps_compared(run: Trajectory, target: Trajectory) -> Figures:
+    """Attention maps of a model beside the target's, one value per layer; the target's rows come first in KL."""
+    found = {}
+    for prefix, heads in (("attention_", "each"), ("mean_attention_", "mean")):
+        found[f"{prefix}cosine"] = per_layer(attention.cosine, run, target, of="attention", heads=heads).tolist()
+        found[f"{prefix}kl"] = per_layer(attention.kl, target, run, of="attention", heads=heads).tolist()
+    return found
+
+
+def uniform_maps(run: Trajectory) -> Trajectory:
+    """The same run with every token looking at all tokens alike: the control of attention maps."""
+    return replace(run, attention=tuple(attention.uniform(P, run.mask) for P in run.attention))
+
+
+def spectra(states: Sequence[Field], mask: Mask | None) -> Figures:
+    """Amplitude in each band of frequency and cumulative energy, averaged over the layers (in the root mean square)."""
+    bins = min(BINS, int(real_places(states[0], mask).sum(dim=1).min()) // 2 + 1)
+    amplitudes = torch.stack([spectrum(u, mask, bins=bins) for u in states])
+    energies = torch.stack([cumulative_energy(u, mask, bins=bins) for u in states])
+    return {"amplitude": amplitudes.square().mean(dim=0).sqrt().tolist(), "energy": energies.mean(dim=0).tolist()}

@@ -1,0 +1,245 @@
+"""The rules of the ledger: each turns the recorded evidence on a claim into a verdict. None is typed.
+
+A rule is a function (claim, results) -> Ruling with one line of documentation, which the ledger prints. It is asked
+only where evidence was recorded, so `results` is never empty.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdelab.claims import Claim
+from pdelab.results import Result, Summary, summarise
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    CONDITIONS = "holds with conditions"
+    TRIVIAL = "trivial"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    UNTESTABLE = "not testable as stated"
+    UNMEASURED = "not yet measured"
+
+
+MEANINGS = {
+    Verdict.HOLDS: "as printed, in everything we tried",
+    Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
+    Verdict.TRIVIAL: "a control that knows nothing scores as well",
+    Verdict.FAILS: "a counterexample or a measurement contradicts it",
+    Verdict.UNDECIDED: "measured, and the evidence allows both answers",
+    Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
+    Verdict.UNMEASURED: "no evidence is recorded yet",
+}
+
+FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
+MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One printed figure with ours and its controls': a Summary for each printed value."""
+
+    figure: str
+    printed: tuple[float, ...]
+    ours: tuple[Summary, ...]
+    controls: dict[str, tuple[Summary, ...]]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule makes of the evidence; `repaired`: our corrected statement was tested too and stood.
+
+    `ours` and `control` are the two parts of the evidence in words, for the table; `because` is both.
+    """
+
+    verdict: Verdict
+    because: str
+    repaired: bool = False
+    ours: str = ""
+    control: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+
+
+def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Named tests decide: each finds that the printed form holds or fails, or the same of our repair."""
+    found = {name: sum(int(r.figures[name]) for r in results) for name in (*FINDINGS, "broken")}
+    words = "tests: " + _listed(
+        (found["printed_holds"], "for the printed form"),
+        (found["printed_fails"], "against it"),
+        (found["repair_holds"], "for the repair"),
+        (found["repair_fails"], "against the repair"),
+        (found["undecided"], "undecided"),
+        (found["broken"], "did not run"),
+    )
+    repaired = found["repair_holds"] > 0 and found["repair_fails"] == 0
+    if found["broken"]:
+        return Ruling(Verdict.UNMEASURED, words, ours=words)
+    if found["printed_fails"]:
+        verdict = _fallen(claim, repaired)
+    elif found["undecided"]:
+        verdict = Verdict.UNDECIDED
+    else:
+        verdict = Verdict.HOLDS if found["printed_holds"] else Verdict.UNMEASURED
+    return Ruling(verdict, words, repaired, ours=words)
+
+
+def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """An adversary searched for violations of the printed, of the corrected and, as a control, of a false statement."""
+
+    def total(name: str) -> int:
+        return sum(int(r.figures.get(name, 0)) for r in results)
+
+    printed, corrected, control = (
+        (total(f"{s}_violations"), total(f"{s}_attempts")) for s in ("printed", "corrected", "control")
+    )
+    parts = {
+        statement: f"{broken} in {tried} attempts on the {statement}"
+        for statement, (broken, tried) in (("printed", printed), ("corrected", corrected), ("false control", control))
+        if tried
+    }
+    words = "violations: " + "; ".join(parts.values())
+    theirs = parts.pop("false control", "")
+    shown = {"ours": "violations: " + "; ".join(parts.values()), "control": theirs and f"violations: {theirs}"}
+    if not control[0]:
+        because = f"{words}; the search broke no false statement, so it proves nothing"
+        return Ruling(Verdict.UNMEASURED, because, **shown)
+    repaired = corrected[0] == 0 and corrected[1] > 0
+    if printed[0]:
+        return Ruling(_fallen(claim, repaired), words, repaired, **shown)
+    return Ruling(Verdict.HOLDS if printed[1] else Verdict.UNMEASURED, words, repaired, **shown)
+
+
+def _fallen(claim: Claim, repaired: bool) -> Verdict:
+    """The printed statement fell: it holds with conditions if our repair only adds hypotheses, and stood."""
+    return Verdict.CONDITIONS if repaired and claim.repair == "condition" else Verdict.FAILS
+
+
+# (interval, printed figure, tolerance) -> yes, no, or None where the interval allows both
+Passes = Callable[[Summary, float, float], bool | None]
+
+
+def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling:
+    """Every comparison of the claim, and what they come to.
+
+    The claim fails if one comparison fails, and is undecided if one is; else it is trivial if all are, and holds if one
+    is not. Few seeds, or runs most of which diverged, decide nothing.
+    """
+    finished = [r for r in results if r.status == "finished"]
+    diverged = len(results) - len(finished)
+    if len(finished) < MIN_SEEDS or diverged > len(finished):
+        count = f"{len(finished)} finished seeds, {diverged} not"
+        return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
+    found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
+    verdicts = [one.verdict for one in found]
+    first = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.HOLDS, Verdict.TRIVIAL)
+    verdict = next(v for v in first if v in verdicts)
+    several = len(found) > 1
+    because = "; ".join(
+        (f"{_words(one.figure)} {one.verdict}: " if several else "")
+        + f"ours {_means(one.ours)}; "
+        + "; ".join(f"{_words(name)} {_means(summaries)}" for name, summaries in one.controls.items())
+        for one in found
+    )
+    ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
+    control = "; ".join(
+        (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
+        for one in found
+        for name, summaries in one.controls.items()
+    )
+    return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
+
+
+def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Passes) -> Comparison:
+    """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both."""
+    names = one["control"] if isinstance(one["control"], list) else [one["control"]]
+    ours = _layers(summarise(results, one["figure"]))
+    controls = {name: _layers(summarise(results, name, control=True)) for name in names}
+    printed = claim.printed[one["printed"]] if claim.rule != "greater" else 0.0
+    targets = tuple(printed) if isinstance(printed, list) else (printed,) * len(ours)
+    for control in controls.values():
+        if not len(ours) == len(control) == len(targets):
+            raise ValueError(
+                f"claim {claim.id}: {len(ours)} values are ours, {len(control)} control, {len(targets)} printed"
+            )
+    if any(math.isnan(s.mean) for values in (ours, *controls.values()) for s in values):
+        raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
+    slack = one.get("tolerance", 0.0)
+
+    def all_pass(summaries: tuple[Summary, ...]) -> bool | None:
+        answers = [passes(s, target, slack) for s, target in zip(summaries, targets, strict=True)]
+        return False if False in answers else None if None in answers else True
+
+    mine, theirs = all_pass(ours), [all_pass(control) for control in controls.values()]
+    if mine is False:
+        verdict = Verdict.FAILS
+    elif mine is None:
+        verdict = Verdict.UNDECIDED
+    elif True in theirs:
+        verdict = Verdict.TRIVIAL
+    else:
+        verdict = Verdict.UNDECIDED if None in theirs else Verdict.HOLDS
+    return Comparison(one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict)
+
+
+def reproduced(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our interval lies within `tolerance` of the printed figure, and the control's does not."""
+
+    def passes(s: Summary, target: float, tolerance: float) -> bool | None:
+        if target - tolerance <= s.low and s.high <= target + tolerance:
+            return True
+        return False if s.high < target - tolerance or s.low > target + tolerance else None
+
+    return _compared(claim, results, passes)
+
+
+def at_least(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval reaches the printed threshold, less `tolerance` for rounding, and the control's does not."""
+    return _compared(claim, results, lambda s, p, slack: s.low >= p - slack or (False if s.high < p - slack else None))
+
+
+def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval keeps to the printed threshold, plus `tolerance` for rounding, and the control's does not."""
+    return _compared(claim, results, lambda s, p, slack: s.high <= p + slack or (False if s.low > p + slack else None))
+
+
+def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """The stated difference is above zero with its whole interval, and the control's is not."""
+    return _compared(claim, results, lambda s, _p, _slack: s.low > 0 or (False if s.high <= 0 else None))
+
+
+def untestable(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Nothing printed can be tested; the entry gives the reason."""
+    return Ruling(Verdict.UNTESTABLE, claim.reason)
+
+
+RULES: dict[str, Callable[[Claim, Sequence[Result]], Ruling]] = {
+    rule.__name__: rule for rule in (checked, attacked, reproduced, at_least, at_most, greater, untestable)
+}
+
+
+def _layers(summary: Summary | list[Summary]) -> tuple[Summary, ...]:
+    return tuple(summary) if isinstance(summary, list) else (summary,)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _listed(*counted: tuple[int, str]) -> str:
+    return ", ".join(f"{n} {words}" for n, words in counted if n) or "none"
+
+
+def _means(summaries: tuple[Summary, ...]) -> str:
+    """In brief: of a list the means alone."""
+    if len(summaries) == 1:
+        return str(summaries[0])
+    return "[" + ", ".join(f"{s.mean:.3g}" for s in summaries) + f"] ({summaries[0].seeds} seeds)"
+
+
+def _intervals(summaries: tuple[Summary, ...]) -> str:
+    """In full: each value with its interval, the seeds once."""
+    values = [str(s).rpartition(" (") for s in summaries]
+    return ", ".join(value[0] for value in values) + f" ({values[-1][2]}"

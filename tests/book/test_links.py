@@ -1,0 +1,40 @@
+"""How the book turns what a notebook stores into links."""
+
+import book_extension
+import pytest
+
+PAGES = {"book/first_look", "book/ledger"}
+BOXED = {"first_look": {"box-p1-eq8"}}
+OPTIONS = {"repository_url": "https://github.com/us/book", "repository_branch": "trunk"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ('<span class="chapter">first_look</span>', '<a href="first_look.html">first look</a>'),
+        ('<span class="chapter">later_on</span>', "later on (to come)"),
+        (
+            '<span class="chapter" data-box="box-p1-eq8">first_look</span>',
+            '<a href="first_look.html#box-p1-eq8">first look</a>',
+        ),
+        ('<span class="chapter" data-box="box-other">first_look</span>', '<a href="first_look.html">first look</a>'),
+        ('<span class="chapter" data-box="box-p1-eq8">later_on</span>', "later on (to come)"),
+        ('<a href="ledger.ipynb#claim-p1-eq8">x</a>', '<a href="ledger.html#claim-p1-eq8">x</a>'),
+    ],
+)
+def test_a_chapter_becomes_a_link_to_its_box_if_both_are_there(stored, shown):
+    assert book_extension.link_pages(stored, PAGES, BOXED) == shown
+
+
+def test_a_place_in_the_code_is_a_link_only_where_the_repository_is_known():
+    stored = '<code class="source">tests/test_a.py::test_b</code>'
+    assert book_extension.link_sources(stored, {"repository_url": ""}) == stored
+    address = "https://github.com/us/book/blob/trunk/tests/test_a.py"
+    assert book_extension.link_sources(stored, OPTIONS) == f'<a href="{address}">{stored}</a>'
+    assert book_extension.link_sources("<code>no place</code>", OPTIONS) == "<code>no place</code>"
+
+
+def test_the_boxes_of_a_notebook_are_found(tmp_path):
+    (tmp_path / "one.ipynb").write_text(r'{"text/html": "<section id=\"box-p1-eq6-7\" class=\"x\">"}')
+    (tmp_path / "two.ipynb").write_text("{}")
+    assert book_extension.boxes(tmp_path) == {"one": {"box-p1-eq6-7"}, "two": set()}
