@@ -178,7 +178,7 @@ def run_algorithm(
     before the loop, `step_share` of the links as they are then must be at most 1.
     """
     choose("order", order, {"printed": 0, "corrected": 0})
-    share = step_share(model, data.length)
+    share = step_share(model, data.length)  # in place of line 37
     if order == "corrected" and share > 1:
         raise ValueError(f"dt must be at most {model.dt / share:.3g} for these links and diffusion; not {model.dt!r}")
     batches = [data.train.take(rows) for rows in shuffled_batches(data.train, batch, seed, 0)]
