@@ -132,6 +132,22 @@ def test_started_at_the_input_equal_layers_are_a_residual_network_whatever_the_l
     assert (late - flow.explicit_stack(F, u0, 12, 1 / 8)).abs().max() > 1e-3  # n > l: the held input has arrived
 
 
+def test_the_distance_to_the_residual_network_keeps_its_bound():
+    """M/(KL)·(e^{KT} − 1)², for F_l(u) = k tanh(u + l/L) + m l/L, where K = |k| and M = |k| + |m|; T = 1."""
+    k, m, u0 = normal(0, "layers", size=(3, 500)).unbind()
+    for layers in (2, 5, 20):
+        u, v = [u0] * (layers + 1), u0
+        for _ in range(layers):
+            moved = [k * torch.tanh(w + j / layers) + m * j / layers for j, w in enumerate(u)]
+            u = [u0, *(below + rate / layers for below, rate in zip(u[:-1], moved[1:], strict=True))]
+        for place in range(1, layers + 1):
+            v = v + (k * torch.tanh(v + place / layers) + m * place / layers) / layers
+        bound = (k.abs() + m.abs()) / (k.abs() * layers) * (k.abs().exp() - 1) ** 2
+        ratio = (u[-1] - v).abs() / bound
+        assert ratio.max() <= 1 + 1e-9
+        assert ratio.max() > 0.1  # the control: a tenth of the bound breaks
+
+
 @pytest.mark.parametrize("start", ["zero", "input"])
 def test_k_steps_after_the_front_a_layer_holds_a_sum_over_the_layers_below(start):
     """Δt c = 1: u_l^{l+k} = u_0 + Δt Σ_{j ≤ l} F_j(u_j^{j+k−1}), Picard's iteration in k."""
