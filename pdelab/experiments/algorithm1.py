@@ -76,21 +76,24 @@ def follow(
 def resting_information(form: str, beta: float, decay: float) -> float:
     """I at rest on the scalar channel, from a small θ > 0: −½ ln q with q² + s₃βq + s₂λ = 0; ∞ if it never rests.
 
-    With q = 1/(1 + θ²), dθ/dt = θ(q² + s₂λ + s₃βq) for the signs s₂ of λθ and s₃ of β∇I. As long as the bracket is
-    positive θ grows, so from a small θ q falls from 1 to the largest root below 1; if the bracket is not positive at
-    q = 1, θ goes to 0.
+    With q = 1/(1 + θ²), dθ/dt = θ(q² + s₂λ + s₃βq) for the signs s₂ of λθ and s₃ of β∇I; β and λ are at least 0. If the
+    bracket is negative just below q = 1, θ goes to 0. If it is positive there, θ grows and q falls to the largest root
+    below 1; both roots lie on the same side of 1 where there are two, and without one below 1 θ goes to infinity.
 
     >>> round(resting_information("corrected", 0.25, 0.0), 3), resting_information("line 33", 0.25, 0.0)
     (0.693, inf)
     """
     _, second, third = choose("form", form, SIGNS)
-    if 1 + second * decay + third * beta <= 0:
+    if beta < 0 or decay < 0:
+        raise ValueError(f"beta and decay must be at least 0; not {beta!r} and {decay!r}")
+    at_one, slope = 1 + second * decay + third * beta, 2 + third * beta  # the bracket at q = 1 and its derivative there
+    if at_one < 0 or (at_one == 0 and slope > 0):
         return 0.0
     under = beta**2 - 4 * second * decay
     if under < 0:
         return math.inf
     root = (-third * beta + math.sqrt(under)) / 2
-    return -math.log(root) / 2 if root > 0 else math.inf
+    return -math.log(root) / 2 if 0 < root < 1 else math.inf
 
 
 # The loop on data.
@@ -113,14 +116,39 @@ def build(data: Dataset, seed: int, *, layers: int = 3, width: int = 16, steps: 
 
 
 def parts(model: Model) -> dict[str, list[nn.Parameter]]:
-    """The weights of embedding, of layer 1 … L (attention and network), of the link into each layer, of the readout."""
+    """The weights of embedding, of layer 1 … L (attention and network), of each link, of the readout: all of them."""
     *inside, coupling = model.equation.terms
     found = {"embedding": list(model.embed.parameters())}
     for block in range(1, coupling.layers):
         own = [terms.terms[str(block)] for terms in inside if isinstance(terms, SideBySide)]
         found[f"layer {block}"] = [weight for term in own for weight in term.parameters()]
         found[f"link into {block}"] = list(coupling.exchange[block - 1].parameters())
+    if coupling.outflow:
+        found["outflow"] = list(coupling.exchange[-1].parameters())
     return found | {"readout": list(model.readout.parameters())}
+
+
+def top_parts(model: Model) -> tuple[str, ...]:
+    """The parts that u_L^{n+1} depends on within one step: the last layer, the two links at it, and the readout."""
+    last = model.equation.terms[-1].layers - 1
+    return f"layer {last}", f"link into {last}", "outflow", "readout"
+
+
+def step_share(model: Model, tokens: int) -> float:
+    """max_l 2D_lΔt/Δx² + Δt C_l, C_l the largest eigenvalue of the symmetric part of W_{l,l+1}: at most 1 is allowed.
+
+    It needs the weights alone, so it can be asked before the first step.
+    """
+    *inside, coupling = model.equation.terms
+    (diffusion,) = (terms for terms in inside if terms.symbol == "D")
+    shares = []
+    for block in range(int(coupling.inflow), coupling.layers):
+        rate = 2 * float(diffusion.terms[str(block)].coefficient) * tokens**2
+        if block < len(coupling.exchange):
+            W = coupling.exchange[block].weight.detach().double()
+            rate += torch.linalg.eigvalsh((W + W.T) / 2)[-1].item()
+        shares.append(model.dt * rate)
+    return max(shares)
 
 
 def channel(model: Model) -> Bottleneck:
@@ -144,10 +172,15 @@ def run_algorithm(
 
     sign: of β∇Î inside the bracket of line 33, −1 as printed, +1 corrected. Î is VIB's ½E|μ|², an upper bound of I for
     the channel T = μ + Z (line 32 is another thing; see the chapter on information).
-    printed: `passes` time steps; in each, every mini-batch's state moves one Δt and θ is updated once.
-    corrected: `passes` epochs; for every mini-batch the whole run of `model.steps` steps from u₀, then one update.
+    printed: `passes` time steps; in each, every mini-batch's state moves one Δt and θ is updated once. The gradient
+    treats the states before that step as constants.
+    corrected: `passes` epochs; for every mini-batch the whole run of `model.steps` steps from u₀, then one update; and
+    before the loop, `step_share` of the links as they are then must be at most 1.
     """
     choose("order", order, {"printed": 0, "corrected": 0})
+    share = step_share(model, data.length)  # in place of line 37
+    if order == "corrected" and share > 1:
+        raise ValueError(f"dt must be at most {model.dt / share:.3g} for these links and diffusion; not {model.dt!r}")
     batches = [data.train.take(rows) for rows in shuffled_batches(data.train, batch, seed, 0)]
     groups, record = parts(model), []
     model.train()
@@ -184,17 +217,21 @@ def _update(model, groups, loss: Tensor, information: Tensor, weight: float, eta
     return Update(loss.item(), information.item(), gradients)
 
 
-def accuracy(model: Model, data: Dataset) -> float:
-    """On the test set, by a whole run from u₀, without noise."""
+def accuracy(model: Model, data: Dataset, steps: int | None = None) -> float:
+    """On the test set, by a whole run from u₀, without noise; steps: of that run, those of the model unless told."""
     model.eval()
-    return evaluate(model, data.test).accuracy
+    kept, model.steps = model.steps, model.steps if steps is None else steps
+    try:
+        return evaluate(model, data.test).accuracy
+    finally:
+        model.steps = kept
 
 
 # Line 37.
 
 
 def diverges_at(outflow: float, dt: float, steps: int = 1000) -> tuple[bool, int | None]:
-    """Whether eq 21 is met (D = 0, W_O = 1, α = 1), and the step at which a layer with outflow c passes 10⁶.
+    """Whether eq 21 is met (D = 0, W_O = 1, α = 1), and the step at which a layer with outflow c is no longer finite.
 
     Line 37 stands after step number `steps`: a run that fails has failed by then.
     """
@@ -202,7 +239,7 @@ def diverges_at(outflow: float, dt: float, steps: int = 1000) -> tuple[bool, int
     still = torch.zeros(1, 1, dtype=torch.float64)
     for n in range(1, steps + 1):
         u = scheme.one_step(u, diffusive=0.0, strength=dt, V=still, extra=lambda w: -dt * outflow * w)
-        if u.abs().max() > 1e6:
+        if not torch.isfinite(u).all():
             return scheme.printed_condition(0.0, dt, 1.0), n
     return scheme.printed_condition(0.0, dt, 1.0), None
 
@@ -218,7 +255,8 @@ SETTINGS = {"beta": 0.01, "eta": 0.2, "decay": 1e-4, "batch": 127}
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Algorithm 1 on digits: the printed and the corrected order of its loops, and both signs in line 33.
 
-    KEY/…: order, then sign; `ends` is the last value of ½E|μ|² and of the loss, `done` how many updates stayed finite.
+    KEY/…: order, then sign. accuracy: after as many steps as training has used (printed: all time steps; corrected: one
+    run). accuracy in one run: after `steps` steps in either order. done: how many updates stayed finite.
     """
     size, data, figures = dict(SIZES[scale]), datasets.load("digits-rows"), {}
     passes = size.pop("passes")
@@ -227,8 +265,10 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             model = build(data, seed, **size)
             record = run_algorithm(model, data, order=order, sign=sign, seed=seed, passes=passes, **SETTINGS)
             key = f"{order}/{word}"
+            used = passes if order == "printed" else model.steps
             figures |= {
-                f"{key}/accuracy": accuracy(model, data) if _finite(model) else 0.0,
+                f"{key}/accuracy": accuracy(model, data, used) if _finite(model) else 0.0,
+                f"{key}/accuracy in one run": accuracy(model, data) if _finite(model) else 0.0,
                 f"{key}/information": [update.information for update in record],
                 f"{key}/losses": [update.loss for update in record],
                 f"{key}/done": len(record),

@@ -16,9 +16,12 @@ from pdelab.metrics.jacobian import jacobian
 from pdelab.models import Model, coupled
 from pdelab.seeds import derive, stream
 from pdelab.solver import solve
+from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
+
+Branches = MasterEquation | Sequence[MasterEquation]  # one for all layers, or one a layer
 
 # One depth equation, three stacks.
 
@@ -34,13 +37,32 @@ def branch(seed: int, width: int = 4, *, bias: bool = True, size: float = 1.0) -
     return equation
 
 
-def identity_links(F: MasterEquation, width: int, layers: int, rate: float) -> MasterEquation:
-    """u_l' = F(u_l) + c(u_{l−1} − u_l): every link c · identity, the input held, the last layer giving too."""
+def varying(seed: int, layers: int, width: int = 4) -> list[MasterEquation]:
+    """F_l, l = 1 … L: weights that go in a straight line from those of one `branch` to those of another, s = l/L."""
+    first, last = branch(seed, width), branch(derive(seed, "last"), width)
+    found = [branch(seed, width) for _ in range(layers)]
+    for number, F in enumerate(found, start=1):
+        for own, one, two in zip(F.parameters(), first.parameters(), last.parameters(), strict=True):
+            own.copy_(torch.lerp(one, two, number / layers))
+    return found
+
+
+def identity_links(F: Branches, width: int, layers: int, rate: float) -> MasterEquation:
+    """u_l' = F_l(u_l) + c(u_{l−1} − u_l): every link c · identity, the input held, the last layer giving too."""
+    each = _each(F, layers)
     links = Coupling(width, layers + 1, inflow=True, outflow=True).double().requires_grad_(False)
     for link in links.exchange:
         nn.init.eye_(link.weight).mul_(rate)
         nn.init.zeros_(link.bias)
-    return MasterEquation(*(SideBySide([None, *[term] * layers], width) for term in F.terms), links)
+    parts = zip(*(own.terms for own in each), strict=True)
+    return MasterEquation(*(SideBySide([None, *terms], width) for terms in parts), links)
+
+
+def _each(F: Branches, layers: int) -> list[MasterEquation]:
+    each = [F] * layers if isinstance(F, MasterEquation) else list(F)
+    if len(each) != layers:
+        raise ValueError(f"F must be one equation or one for each of the {layers} layers; not {len(each)}")
+    return each
 
 
 def layers_of(u: Field, width: int) -> tuple[Field, ...]:
@@ -48,18 +70,23 @@ def layers_of(u: Field, width: int) -> tuple[Field, ...]:
     return u.split(width, dim=-1)
 
 
-def follow_layers(F: MasterEquation, u0: Field, layers: int, rate: float, dt: float, steps: int) -> tuple[Field, ...]:
-    """All layers of `identity_links` after `steps` explicit steps from zero, the held input first."""
-    width = u0.shape[-1]
-    start = torch.cat([u0, u0.new_zeros(*u0.shape[:-1], layers * width)], dim=-1)
+def follow_layers(
+    F: Branches, u0: Field, layers: int, rate: float, dt: float, steps: int, *, start: str = "zero"
+) -> tuple[Field, ...]:
+    """All layers of `identity_links` after `steps` explicit steps, the held input first.
+
+    start: where layers 1 … L begin, "zero" or "input" (each of them at u₀).
+    """
+    width, share = u0.shape[-1], choose("start", start, {"zero": 0.0, "input": 1.0})
+    start = torch.cat([u0, *[share * u0] * layers], dim=-1)
     run = solve(identity_links(F, width, layers, rate), start, steps=steps, dt=dt, keep=lambda u: None)
     return layers_of(run.final, width)
 
 
-def explicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float) -> Field:
-    """u_l = u_{l−1} + h F(u_{l−1}): a residual network without LayerNorm, A and R side by side."""
-    for _ in range(layers):
-        u0 = u0 + h * F(u0)
+def explicit_stack(F: Branches, u0: Field, layers: int, h: float) -> Field:
+    """u_l = u_{l−1} + h F_l(u_{l−1}): a residual network without LayerNorm, A and R side by side."""
+    for own in _each(F, layers):
+        u0 = u0 + h * own(u0)
     return u0
 
 
@@ -81,18 +108,20 @@ def depth_flow(F: Callable[[Field], Field], u0: Field, T: float = 1.0) -> Field:
 def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = True) -> dict[str, list[float]]:
     """Distance of the top layer to the depth flow u(T), relative to how far the flow moves, links c = L/T, Δt = 1/c.
 
-    relaxed: l is depth and t relaxes (L + 60 steps). twice: both are depth, L steps. residual: a residual network.
+    relaxed: l is depth and t relaxes (L + 60 steps). twice, from zero or from the input: both are depth, L steps, and
+    layers 1 … L start there. residual: a residual network.
     """
     F, width = branch(seed, bias=bias), 4
     u0 = torch.randn(2, 5, width, generator=stream(seed, "u0"), dtype=torch.float64)
     truth = depth_flow(F, u0, T)
     moved = (truth - u0).norm()
-    found: dict[str, list[float]] = {"relaxed": [], "twice": [], "residual": []}
+    found: dict[str, list[float]] = {"relaxed": [], "residual": [], "twice, from zero": [], "twice, from the input": []}
     for number in layers:
         h = T / number
         top = {
             "relaxed": follow_layers(F, u0, number, 1 / h, h, number + 60)[-1],
-            "twice": follow_layers(F, u0, number, 1 / h, h, number)[-1],
+            "twice, from zero": follow_layers(F, u0, number, 1 / h, h, number)[-1],
+            "twice, from the input": follow_layers(F, u0, number, 1 / h, h, number, start="input")[-1],
             "residual": explicit_stack(F, u0, number, h),
         }
         for name, state in top.items():
@@ -200,6 +229,14 @@ def layernorm_fit_errors(scales: Sequence[float], seed: int = 0, width: int = 16
     norm = nn.LayerNorm(width, eps=0.0, elementwise_affine=False)
     fit = affine_fit(train, norm(train))
     return [((fit(s * test) - norm(s * test)).norm() / norm(s * test).norm()).item() for s in scales]
+
+
+def layernorm_pooled_error(seed: int = 0, width: int = 16, examples: int = 4000) -> float:
+    """|fit(x) − LN(x)|/|LN(x)| of the best affine fit to LayerNorm, x = s·N(0, 1), ln s ~ N(0, 1); new examples."""
+    draws = torch.randn(2, examples, width + 1, generator=stream(seed, "pooled"), dtype=torch.float64)
+    train, test = draws[..., 1:] * draws[..., :1].exp()
+    norm = nn.LayerNorm(width, eps=0.0, elementwise_affine=False)
+    return ((affine_fit(train, norm(train))(test) - norm(test)).norm() / norm(test).norm()).item()
 
 
 # One step in the maximum norm, all layers.
