@@ -369,7 +369,7 @@ class Bottleneck(nn.Module):
 
 def with_bottleneck(core: Model, width: int, size: int, *, outputs: int, seed: int = 0, **ends) -> Model:
     """`with_ends`, and in place of its linear readout a `Bottleneck` of that size: a pooled classifier."""
-    model = with_ends(core, width, outputs=outputs, seed=seed, **ends)
+    model = with_ends(core, width, outputs=outputs, seed=seed, **ends, pool=True)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derive(seed, "bottleneck"))
         channel = Bottleneck(width, size, outputs)

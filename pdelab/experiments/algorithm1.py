@@ -178,6 +178,8 @@ def run_algorithm(
     before the loop, `step_share` of the links as they are then must be at most 1.
     """
     choose("order", order, {"printed": 0, "corrected": 0})
+    if data.train.mask is not None:
+        raise ValueError("data must have sequences of one length: Algorithm 1 knows no padding")
     share = step_share(model, data.length)  # in place of line 37
     if order == "corrected" and share > 1:
         raise ValueError(f"dt must be at most {model.dt / share:.3g} for these links and diffusion; not {model.dt!r}")
@@ -256,9 +258,10 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Algorithm 1 on digits: the printed and the corrected order of its loops, and both signs in line 33.
 
     KEY/…: order, then sign. accuracy: after as many steps as training has used (printed: all time steps; corrected: one
-    run). accuracy in one run: after `steps` steps in either order. done: how many updates stayed finite.
+    run). accuracy in one run: after `steps` steps in either order. done: how many updates stayed finite. Where the
+    weights overflowed there is no accuracy, and `diverged` says after how many updates.
     """
-    size, data, figures = dict(SIZES[scale]), datasets.load("digits-rows"), {}
+    size, data, figures, diverged = dict(SIZES[scale]), datasets.load("digits-rows"), {}, {}
     passes = size.pop("passes")
     for order in ("printed", "corrected"):
         for word, sign in (("reward", -1), ("penalty", 1)):
@@ -266,18 +269,21 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             record = run_algorithm(model, data, order=order, sign=sign, seed=seed, passes=passes, **SETTINGS)
             key = f"{order}/{word}"
             used = passes if order == "printed" else model.steps
+            if _finite(model):
+                figures[f"{key}/accuracy"] = accuracy(model, data, used)
+                figures[f"{key}/accuracy in one run"] = accuracy(model, data)
+            else:
+                diverged[key] = len(record)
             figures |= {
-                f"{key}/accuracy": accuracy(model, data, used) if _finite(model) else 0.0,
-                f"{key}/accuracy in one run": accuracy(model, data) if _finite(model) else 0.0,
                 f"{key}/information": [update.information for update in record],
                 f"{key}/losses": [update.loss for update in record],
                 f"{key}/done": len(record),
             }
-            for part in record[0].gradients:
+            for part in parts(model):
                 figures[f"{key}/largest gradient/{part}"] = max(update.gradients[part] for update in record)
     settings = {"passes": passes, **size, **SETTINGS, "data": data.name}
     controls = {"chance": 1 / data.classes}
-    return Result("algorithm1", settings, scale, seed, "finished", figures, controls)
+    return Result("algorithm1", settings, scale, seed, "finished", figures, controls, diverged)
 
 
 def _finite(model: Model) -> bool:

@@ -19,7 +19,7 @@ from pdelab.experiments.algorithm1 import channel
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.experiments.tasks import trained
 from pdelab.field import token_mean
-from pdelab.metrics.information import channel_bounds, channel_information
+from pdelab.metrics.information import channel_bounds, channel_information, entropy
 from pdelab.models import Model, coupled, transformer, with_bottleneck
 from pdelab.results import Result, environment
 from pdelab.seeds import derive, stream
@@ -91,21 +91,20 @@ def with_shuffled_labels(data: Dataset, seed: int) -> Dataset:
     )
 
 
-def plane(model: Model, examples: Examples, classes: int, draws: int = 8) -> dict[str, float]:
+def plane(model: Model, examples: Examples, draws: int = 8) -> dict[str, float]:
     """Where the model stands in the information plane, in nats, X uniform over the examples.
 
     information: I(X; T) by Monte Carlo with its `error`; `lower` and `upper` enclose it, unsampled; `vib`: ½E|μ|².
     about_label: H(Y) − cross-entropy of the readout from the noisy T, a lower bound of I(T; Y). counted_label: I(T; Y)
     for these very examples, which also counts labels that were learned by heart. accuracy: from the noisy T.
     """
-    readout = channel(model)
-    model(examples.x, examples.mask)
-    mean = readout.seen.double()
-    noise = torch.randn(draws, *mean.shape, generator=stream(0, "plane"), dtype=torch.float64)
-    logits = readout.out((mean + noise).to(next(model.parameters()).dtype)).flatten(0, 1)
+    readout, weights = channel(model), next(model.parameters())
+    there = examples.to(weights.device)
+    model(there.x, there.mask)
+    mean = readout.seen.cpu().double()
+    noise = torch.randn(draws, *mean.shape, generator=stream(0, "plane"), dtype=torch.float64)  # one noise for all runs
+    logits = readout.out((mean + noise).to(weights)).flatten(0, 1).cpu()
     y = examples.y.repeat(draws)
-    shares = torch.bincount(examples.y, minlength=classes).double() / len(examples)
-    entropy = -(shares[shares > 0] * shares[shares > 0].log()).sum().item()
     bounds = channel_bounds(mean, noise=1.0)
     exact = channel_information(mean, noise=1.0, draws=draws)
     return {
@@ -114,7 +113,7 @@ def plane(model: Model, examples: Examples, classes: int, draws: int = 8) -> dic
         "lower": bounds.lower,
         "upper": bounds.upper,
         "vib": mean.square().sum(dim=1).mean().item() / 2,
-        "about_label": entropy - cross_entropy(logits, y).item(),
+        "about_label": entropy(examples.y).value - cross_entropy(logits, y).item(),
         "counted_label": channel_information(mean, examples.y, noise=1.0, draws=draws).value,
         "accuracy": (logits.argmax(dim=1) == y).double().mean().item(),
     }
@@ -127,7 +126,8 @@ def by_layer(model: Model, examples: Examples, ratio: float = 1.0) -> list[float
     For the coupled system the layers at the end of the run; for the Transformer the states along the depth.
     """
     model.eval()
-    run = model.trajectory(examples.x, examples.mask)
+    examples = examples.to(next(model.parameters()).device)
+    run = model.trajectory(examples.x, examples.mask, throw=True)
     last = model.equation.terms[-1] if isinstance(model.equation, MasterEquation) else None
     states = run.final.split(last.width, dim=-1) if isinstance(last, Coupling) else run.states
     pooled = [token_mean(u, examples.mask).squeeze(1) for u in states]
@@ -139,7 +139,7 @@ def fit(kind: str, size: Size, data: Dataset, seed: int, work: Workplace, name: 
     model = build(kind, size, data, seed)
     options = {
         "penalty": partial(penalty, beta=beta) if beta else None,
-        "look": lambda m: plane(m, data.test, data.classes),
+        "look": lambda m: plane(m, data.test),
     }
     record = trained(model, data, size.settings, derive(seed, "training"), work, name, **options)
     return model, record

@@ -79,7 +79,7 @@ def follow_layers(
     """
     width, share = u0.shape[-1], choose("start", start, {"zero": 0.0, "input": 1.0})
     start = torch.cat([u0, *[share * u0] * layers], dim=-1)
-    run = solve(identity_links(F, width, layers, rate), start, steps=steps, dt=dt, keep=lambda u: None)
+    run = solve(identity_links(F, width, layers, rate), start, steps=steps, dt=dt, keep=lambda u: None, throw=True)
     return layers_of(run.final, width)
 
 
@@ -102,7 +102,7 @@ def implicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float
 
 def depth_flow(F: Callable[[Field], Field], u0: Field, T: float = 1.0) -> Field:
     """u(T) of u' = F(u), u(0) = u0, by RK4 with 400 steps."""
-    return solve(F, u0, steps=400, dt=T / 400, integrator=RK4(), keep=lambda u: None).final
+    return solve(F, u0, steps=400, dt=T / 400, integrator=RK4(), keep=lambda u: None, throw=True).final
 
 
 def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = True) -> dict[str, list[float]]:

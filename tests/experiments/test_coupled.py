@@ -665,7 +665,7 @@ def test_the_plane_encloses_the_information_and_knows_chance(digits):
     with torch.no_grad():
         for weight in bottleneck.channel(model).mean.parameters():
             weight.mul_(20)
-        seen = bottleneck.plane(model, digits.test, digits.classes)
+        seen = bottleneck.plane(model, digits.test)
     assert seen["lower"] - 5 * seen["error"] < seen["information"] < seen["upper"] + 5 * seen["error"]
     assert seen["information"] < seen["vib"]
     assert seen["about_label"] < 0.1
