@@ -52,6 +52,9 @@ RUNS = {
     "corner_settings": ("corners", "settings"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
+    "reference-rows": ("reference", "rows"),
+    "reference-text": ("reference", "text"),
+    "tables": ("tables", "run"),
 }
 
 
