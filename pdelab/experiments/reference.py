@@ -13,10 +13,10 @@ Beside them stand
   (`shuffled`), and every model untrained (`untrained_…`); uniform attention for the maps; and for the spectra the
   input, the input with its tokens in another order, and white noise.
 
-For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third of
-the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings `earlier`
-and `linear`, beside the comparisons the gradients of every layer during training and the loss under noise on the input
-(`sensitivity`); `text` at paper size leaves out `shuffled`, and (c) has a third of the steps.
+For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third
+of the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings
+`earlier` and `linear`, and beside the comparisons the gradients of every layer during training and the loss under noise
+on the input (`sensitivity`); `text` at paper size leaves out `shuffled`, and (c) has a third of the steps.
 """
 
 from dataclasses import replace
@@ -139,9 +139,8 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     if not long:
         found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
-        models = _models(
-            found, task, data, seed, work, simulators, OF_P1[:1] if p1 else MATCHED, share=3 if long else 1
-        )
+        matched, share = OF_P1[:1] if p1 else MATCHED, 3 if long else 1
+        models = _models(found, task, data, seed, work, simulators, matched, share)
         _compare(found, models, task, data, seed)
     if p1:
         sensitivity.add(found, OF_P1, task, data, seed)

@@ -4,13 +4,14 @@ Gradient flow (P1 §3.4, figure 5): for every layer the gradient at WATCHED step
 root mean square per weight. P1 does not say which; the second does not grow with the size of a layer.
 
 Perturbation (P1 §3.5, figure 6): the loss with ε ξ added to the embedded input, ξ standard normal, the same numbers for
-every model; absolute, or with ε in units of the root mean square of the embedded input. Noise comes in pairs ±ξ, so that
-what is linear in ε cancels within each pair, and in double precision, since at ε = 10⁻⁴ the rise is about 10⁻⁸.
+every model; absolute, or with ε in units of the root mean square of the embedded input. Noise comes in pairs ±ξ, so
+that what is linear in ε cancels within each pair, and in double precision: at ε = 10⁻⁴ the rise is about 10⁻⁸.
 """
 
 import copy
 import math
 import statistics
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -70,14 +71,14 @@ def rises(losses: list[float]) -> list[float]:
 
 
 def slope(losses: list[float], low: float = 1e-3, high: float = 1e-2) -> float:
-    """d log(L(ε) − L(0)) / d log ε between two strengths: 2 where the mean rise is ½ε² tr H. NaN if it does not rise."""
+    """d log(L(ε) − L(0)) / d log ε between two strengths: 2 where the mean rise is ½ε² tr H. NaN where it falls."""
     rise = dict(zip(STRENGTHS, rises(losses), strict=True))
     first, last = (min(rise.items(), key=lambda item: abs(math.log(item[0] / at)))[1] for at in (low, high))
     return math.log(last / first) / math.log(high / low) if min(first, last) > 0 else math.nan
 
 
 def parting(one: list[float], other: list[float], apart: float = APART) -> float:
-    """The smallest ε of STRENGTHS from which on the two rises differ by more than `apart`; infinite if they never do."""
+    """The smallest ε of STRENGTHS from which on the two rises differ by more than `apart`; infinite if there is none."""
     gaps = [abs(a - b) for a, b in zip(rises(one), rises(other), strict=True)]
     near = [k for k, gap in enumerate(gaps) if gap <= apart]
     first = near[-1] + 1 if near else 0
@@ -87,12 +88,12 @@ def parting(one: list[float], other: list[float], apart: float = APART) -> float
 def gradient_course(record: Training) -> Figures:
     """gradient_rms_N and gradient_norm_N of layer N at the watched steps, and medians over layers and steps.
 
-    The steps before training have no part in the medians. gradient_spread: largest over smallest of the layers' medians.
+    What was seen before training has no part in the medians. gradient_…_spread: largest over smallest layer median.
     loss_jump: the median of |L_{n+1} − L_n| over the second half of training, how unsteady the loss is.
     """
     half = record.losses[record.step // 2 :]
     found: Figures = {"gradient_steps": [float(seen.step) for seen in record.watched]}
-    found["loss_jump"] = statistics.median(abs(b - a) for a, b in zip(half, half[1:], strict=False))
+    found["loss_jump"] = statistics.median(abs(b - a) for a, b in pairwise(half))
     layers = [name for name in record.watched[0].gradient_norm if name.startswith("layer")]
     if not layers:
         return found
@@ -109,8 +110,8 @@ def gradient_course(record: Training) -> Figures:
 def add(found: Measured, kinds: tuple[str, ...], task: Task, data: Dataset, seed: int) -> None:
     """Gradient flow and noise of every trained model, and the differences that P1's claims are about.
 
-    KIND/log10_gradient_ratio: of the median RMS, over the Transformer's; KIND/extra_rise: of the loss at STRONG, less the
-    Transformer's. The same of `other`, a second Transformer, and of the untrained models are the controls.
+    KIND/log10_gradient_rms_ratio: of the medians, over the Transformer's; KIND/extra_rise: of the loss at STRONG, less
+    the Transformer's. The same of `other`, a second Transformer, and of the untrained models are the controls.
     """
     probe = data.test.take(slice(0, task.probe))
     losses = {}

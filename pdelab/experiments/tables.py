@@ -1,9 +1,9 @@
 """Ten layers of a Transformer beside ten states of pure diffusion.  (P1 §3.1.3, tables 2 and 3; appendix B)
 
-P1's PDE model here repeats u ← u + h (u_{c+1} − 2u_c + u_{c−1}); it prints neither h nor the axis. Both models begin with
-one state, "layer 1": the output of the Transformer's first layer (`after`), or its embedded input (`embedded`). We take
-h = 0.1 along the features and along the tokens. Tables: the correlation of successive states (table 2), and that of the
-Transformer's and the diffused state at equal depth (table 3).
+P1's PDE model here repeats u ← u + h (u_{c+1} − 2u_c + u_{c−1}); it prints neither h nor the axis. Both models begin
+with one state, "layer 1": the output of the Transformer's first layer (`after`), or its embedded input (`embedded`). We
+take h = 0.1 along the features and along the tokens. Tables: the correlation of successive states (table 2), and that of
+the Transformer's and the diffused state at equal depth (table 3).
 
 For white noise the first table is known without any model: see `white_noise`.
 """
@@ -48,8 +48,8 @@ def diffuse(u: Field, axis: str, states: int = STATES, step: float = STEP, bound
 def white_noise(n: int, states: int = STATES, step: float = STEP, boundary: str = "reflecting") -> Tensor:
     """c_{2m+1}/√(c_{2m} c_{2m+2}) with c_m = (1/n) Σ_k g_k^m, g_k = 1 + hλ_k: table 2 for white noise, (states − 1,).
 
-    λ_k: the eigenvalues of the second difference on n places with Δx = 1. Without ends c_m is the constant coefficient of
-    (h z + 1 − 2h + h/z)^m.
+    λ_k: the eigenvalues of the second difference on n places with Δx = 1. On a ring of more than m places c_m is the
+    constant coefficient of (h z + 1 − 2h + h/z)^m.
 
     >>> white_noise(64, states=2, boundary="periodic").item() == 0.8 / math.sqrt(0.66)
     True
@@ -62,7 +62,7 @@ def white_noise(n: int, states: int = STATES, step: float = STEP, boundary: str 
 
 
 def layers_of(model: Model, examples: Examples, start: str) -> Trajectory:
-    """The ten states that P1 calls layers 1 to 10: the outputs of ten layers, or the embedded input and those of nine."""
+    """The ten states that P1 calls layers 1 to 10: the outputs of ten layers, or the embedded input and nine outputs."""
     if start not in STARTS:
         raise ValueError(f"start must be one of {', '.join(STARTS)}; not {start!r}")
     states = look(model, examples).states

@@ -1,9 +1,10 @@
 """What the trained experiments share: a task at three sizes, a model for it by name, and what is measured on it.
 
 Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size), `listops` (short expressions without SM; 1000 tokens
-with SM at paper size), and for P1 `rows` and `layers` (digits in rows; MNIST in 28 rows) and `text` (synthetic topics; 20
-Newsgroups, with P1's four layers, width 128, batch 32 and five epochs). Models: `transformer` and `other`, two pre-LayerNorm Transformers that differ in their
-name and so in every weight, and the variants of the simulator. All are trained alike, nothing is tuned for one of them.
+with SM at paper size), and for P1 `rows` and `layers` (digits in rows; MNIST in 28 rows) and `text` (synthetic topics;
+20 Newsgroups, with P1's four layers, width 128, batch 32 and five epochs). Models: `transformer` and `other`, two
+pre-LayerNorm Transformers that differ in their name and so in every weight, and the variants of the simulator. All are
+trained alike, nothing is tuned for one of them.
 
 Seeds: weights and batches follow from the seed, and so do the expressions of ListOps and the synthetic topics; images
 and posts have one fixed split. So an interval over seeds is over weights and batches, and for made data over these too.
@@ -93,7 +94,7 @@ class Task:
 
 
 def _settings(steps: int, watched: int = 4, **others) -> Settings:
-    """Gradient norms and states are watched before, twice during and after training, or at `watched` equal distances."""
+    """Gradient norms and states are watched before, twice during and after training, or `watched` times in all."""
     watch = (0, steps // 4, steps // 2, steps)
     if watched > len(watch):
         watch = tuple(dict.fromkeys(k * steps // (watched - 1) for k in range(watched)))
