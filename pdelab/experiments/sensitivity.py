@@ -78,7 +78,7 @@ def slope(losses: list[float], low: float = 1e-3, high: float = 1e-2) -> float:
 
 
 def parting(one: list[float], other: list[float], apart: float = APART) -> float:
-    """The smallest ε of STRENGTHS from which on the two rises differ by more than `apart`; infinite if there is none."""
+    """The smallest ε of STRENGTHS from which on the two rises differ by more than `apart`; or infinity."""
     gaps = [abs(a - b) for a, b in zip(rises(one), rises(other), strict=True)]
     near = [k for k, gap in enumerate(gaps) if gap <= apart]
     first = near[-1] + 1 if near else 0

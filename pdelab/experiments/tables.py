@@ -2,8 +2,8 @@
 
 P1's PDE model here repeats u ← u + h (u_{c+1} − 2u_c + u_{c−1}); it prints neither h nor the axis. Both models begin
 with one state, "layer 1": the output of the Transformer's first layer (`after`), or its embedded input (`embedded`). We
-take h = 0.1 along the features and along the tokens. Tables: the correlation of successive states (table 2), and that of
-the Transformer's and the diffused state at equal depth (table 3).
+take h = 0.1 along the features and along the tokens. Tables: the correlation of successive states (table 2), and that
+of the Transformer's and the diffused state at equal depth (table 3).
 
 For white noise the first table is known without any model: see `white_noise`.
 """
@@ -62,7 +62,7 @@ def white_noise(n: int, states: int = STATES, step: float = STEP, boundary: str 
 
 
 def layers_of(model: Model, examples: Examples, start: str) -> Trajectory:
-    """The ten states that P1 calls layers 1 to 10: the outputs of ten layers, or the embedded input and nine outputs."""
+    """The ten states that P1 calls layers 1 to 10: the outputs of ten layers, or embedded input and nine outputs."""
     if start not in STARTS:
         raise ValueError(f"start must be one of {', '.join(STARTS)}; not {start!r}")
     states = look(model, examples).states
