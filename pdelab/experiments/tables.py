@@ -61,6 +61,17 @@ def white_noise(n: int, states: int = STATES, step: float = STEP, boundary: str 
     return odd[:-1] / (even[:-1] * even[1:]).sqrt()
 
 
+def fading(n: int, states: int = STATES, step: float = STEP) -> Tensor:
+    """a_m/√a_{2m} with a_m = (n c_m − 1)/(n − 1): what m updates leave of a correlation, (states,).
+
+    For zero-mean vectors v, w of n features in a random order the mean of ⟨v, Gᵐw⟩ is a_m⟨v, w⟩ and that of |Gᵐw|² is
+    a_{2m}|w|², G the update with reflecting ends. So table 3 is that of a copy of the first state times this.
+    """
+    g = 1 + step * laplacian_eigenvalues(n) / n**2
+    a = torch.stack([((g**m).sum() - 1) / (n - 1) for m in range(2 * states)])
+    return a[:states] / a[::2].sqrt()
+
+
 def layers_of(model: Model, examples: Examples, start: str) -> Trajectory:
     """The ten states that P1 calls layers 1 to 10: the outputs of ten layers, or embedded input and nine outputs."""
     if start not in STARTS:

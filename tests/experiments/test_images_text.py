@@ -14,7 +14,7 @@ from pdelab.experiments.tasks import TASKS, build
 from pdelab.ledger import read_claims
 from pdelab.metrics.similarity import inter_layer, pearson
 from pdelab.models import Model
-from pdelab.seeds import normal
+from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory
 from pdelab.training import Training, Watched
 
@@ -44,6 +44,19 @@ def test_the_closed_form_is_the_constant_coefficient_of_a_trinomial():
         ).flatten()
     by_hand = [c[2 * m + 1] / math.sqrt(c[2 * m] * c[2 * m + 2]) for m in range(tables.STATES - 1)]
     assert tables.white_noise(64, boundary="periodic").tolist() == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_diffusing_features_in_a_random_order_fades_a_correlation_by_a_known_factor():
+    n, orders = 8, torch.stack([torch.randperm(8, generator=stream(0, "order", k)) for k in range(4000)])
+    v, w = normal(0, "v and w", size=(2, n))
+    v, w = (x - x.mean() for x in (v, 0.6 * v + w))
+    runs = tables.diffuse(w[orders].unsqueeze(1), "features", 4).states
+    faded = tables.fading(n, 4)
+    for m, state in enumerate(runs):
+        products = (state[:, 0] * v[orders]).sum(dim=1)
+        a_m = faded[m] * (state[:, 0].square().sum(dim=1).mean() / w.square().sum()).sqrt()
+        assert abs(products.mean() - a_m * (v @ w)) < 4 * products.std() / math.sqrt(4000) + 0.02 * abs(v @ w)
+    assert tables.fading(64)[-1] < 0.7 < tables.fading(64)[4]
 
 
 def test_the_closed_form_forgets_the_number_of_places_but_not_the_step():
