@@ -93,7 +93,8 @@ def gradient_course(record: Training) -> Figures:
     """
     half = record.losses[record.step // 2 :]
     found: Figures = {"gradient_steps": [float(seen.step) for seen in record.watched]}
-    found["loss_jump"] = statistics.median(abs(b - a) for a, b in pairwise(half))
+    if len(half) > 1:  # a training cut to one or two steps has no jump there
+        found["loss_jump"] = statistics.median(abs(b - a) for a, b in pairwise(half))
     layers = [name for name in record.watched[0].gradient_norm if name.startswith("layer")]
     if not layers:
         return found
