@@ -20,7 +20,7 @@ from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
-from pdelab.terms.reaction import ACTIVATIONS, Reaction
+from pdelab.terms.reaction import ACTIVATIONS, Reaction, Rectified
 from pdelab.terms.stabilization import LayerNormRate, PreNorm
 
 
@@ -228,6 +228,7 @@ VARIANTS: dict[str, tuple[Callable[[int], float], type[Integrator], tuple[str, .
     "residual_norm": (lambda depth: 1.0, LieEuler, ("A", "LN", "R", "LN")),
     "earlier": (lambda depth: 1 / depth, Euler, "P1 eq 1"),
     "diffusion_only": (lambda depth: 1 / depth, Euler, ("D",)),
+    "linear": (lambda depth: 1.0, LieEuler, ("L-u",)),
 }
 
 
@@ -251,6 +252,7 @@ def simulator(
     bare: no residual, no LayerNorm: u ← Att(u), u ← FFN(u); norm: the same, each followed by LayerNorm
     residual: u ← u + Att(u), u ← u + FFN(u); residual_norm: the same, each followed by LayerNorm, a Transformer
     earlier: P1 eq 1, D∂²u + A + R; diffusion_only: D∂²u alone, P1 §3.1 (both Euler, Δt = 1/depth)
+    linear: u ← max(Wu + b, 0), the linear layers with ReLU that P1 §3.3.2 and §3.4.2 describe; no token sees another
     """
     step, integrator, layer = choose("variant", variant, VARIANTS)
     _check_depth(depth)
@@ -264,6 +266,7 @@ def simulator(
         "A-u": lambda: Interaction(width, heads, leak=True),
         "R": lambda: Reaction(width, hidden, activation=activation),
         "R-u": lambda: Reaction(width, hidden, activation=activation, leak=True),
+        "L-u": lambda: Rectified(width),
         "D": lambda: Diffusion(diffusion, boundary),
         "LN": lambda: LayerNormRate(width),
     }

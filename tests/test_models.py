@@ -409,7 +409,11 @@ def test_a_model_is_built_and_runs_on_the_meta_device(name, masked):
 def test_every_state_has_a_gradient(name):
     run = model(name).trajectory(field().requires_grad_())
     gradients = torch.autograd.grad((run.final * field(seed=9)).sum(), run.states)
-    assert all((g.abs().sum(dim=-1) > 0).all() for g in gradients)
+    reached = [g.abs().sum(dim=-1) > 0 for g in gradients]  # (batch, token)
+    if name == "simulator, linear":  # a token whose ReLUs are all off has none, and no other token helps it
+        assert all(r.any() for r in reached)
+    else:
+        assert all(r.all() for r in reached)
 
 
 @every_model

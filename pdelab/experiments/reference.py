@@ -13,8 +13,10 @@ Beside them stand
   (`shuffled`), and every model untrained (`untrained_…`); uniform attention for the maps; and for the spectra the
   input, the input with its tokens in another order, and white noise.
 
-At paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third of the steps: each would be
-another training of hours.
+For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third
+of the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings
+`earlier` and `linear`, and beside the comparisons the gradients of every layer during training and the loss under noise
+on the input (`sensitivity`); `text` at paper size leaves out `shuffled`, and (c) has a third of the steps.
 """
 
 from dataclasses import replace
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.datasets.base import Dataset, Examples
-from pdelab.experiments import alignment
+from pdelab.experiments import alignment, sensitivity
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.experiments.tasks import TASKS, Measured, Task, build, look, measure, named, trained
 from pdelab.field import keep_real
@@ -40,6 +42,7 @@ from pdelab.training import DIVERGED
 SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
 AT_PAPER = SIMULATORS[:2]
 MATCHED = ("printed", "bare")  # the simulators of protocols (b) and (c)
+OF_P1 = ("earlier", "linear")
 FITTED = 4  # times `probe` training examples, for maps and means
 MAPS = (
     8_000_000  # entries of attention maps that one layer may have; fewer examples are looked at where tokens are many
@@ -129,14 +132,18 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     full = TASKS[name][scale]
     task = full.cut(work.steps)
     data = task.load(seed)
-    simulators = AT_PAPER if scale is Scale.PAPER else SIMULATORS
-    others = () if scale is Scale.PAPER else ("other",)
+    p1, long = name in ("rows", "text"), scale is Scale.PAPER and name != "rows"
+    simulators = OF_P1 if p1 else AT_PAPER if long else SIMULATORS
+    others = () if long and not p1 else ("other",)
     found = measure(("transformer", *others, *simulators), task, data, seed, work)
-    if others:
+    if not long:
         found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
-        models = _models(found, task, data, seed, work, simulators, others)
+        matched, share = OF_P1[:1] if p1 else MATCHED, 3 if long else 1
+        models = _models(found, task, data, seed, work, simulators, matched, share)
         _compare(found, models, task, data, seed)
+    if p1:
+        sensitivity.add(found, OF_P1, task, data, seed)
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
     known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
     return found.result(f"reference-{name}", task, scale, seed, **known, **cut)
@@ -149,16 +156,17 @@ def _models(
     seed: int,
     work: Workplace,
     simulators: tuple[str, ...],
-    others: tuple[str, ...],
+    matched: tuple[str, ...],
+    share: int,
 ) -> dict[str, Model]:
     """All that is compared with the Transformer, by the name of its figures."""
     teacher = found.models["transformer"]
     device = next(teacher.parameters()).device
     models = {kind: model for kind, model in found.models.items() if kind != "transformer"}
     models |= {f"untrained_{kind}": build(kind, task, data, seed).to(device) for kind in (*simulators, "other")}
-    models |= {f"borrowed_{kind}": borrowed(kind, teacher, task, data) for kind in MATCHED}
-    for kind in MATCHED:
-        model = distilled(kind, teacher, task, data, seed, work, found, share=1 if others else 3)
+    models |= {f"borrowed_{kind}": borrowed(kind, teacher, task, data) for kind in matched}
+    for kind in matched:
+        model = distilled(kind, teacher, task, data, seed, work, found, share)
         if model is not None:
             models[f"distilled_{kind}"] = model
     return models
@@ -182,7 +190,7 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
         figures = alignment.compared(*runs, target_fit, target) | alignment.spectra(runs[1].states[1:], target.mask)
         if _terms(model, Interaction):
             figures |= alignment.maps_compared(_with_maps(model, seen), target_maps)
-        decides = key.removeprefix("borrowed_").removeprefix("distilled_") in SIMULATORS
+        decides = key.removeprefix("borrowed_").removeprefix("distilled_") in (*SIMULATORS, *OF_P1)
         (found.figures if decides else found.controls).update(named(key, figures))
 
 
@@ -225,3 +233,15 @@ def images(scale: Scale, seed: int, work: Workplace) -> Result:
 def listops(scale: Scale, seed: int, work: Workplace) -> Result:
     """A trained Transformer beside simulators trained apart, with its weights, and distilled, on ListOps."""
     return _reference("listops", scale, seed, work)
+
+
+@experiment(*Scale, cuts=True)
+def rows(scale: Scale, seed: int, work: Workplace) -> Result:
+    """P1's models on images read row by row: states, attention, gradients by layer, loss under noise on the input."""
+    return _reference("rows", scale, seed, work)
+
+
+@experiment(*Scale, cuts=True)
+def text(scale: Scale, seed: int, work: Workplace) -> Result:
+    """P1's models on texts: states, attention, gradients by layer, loss under noise on the input."""
+    return _reference("text", scale, seed, work)

@@ -58,6 +58,9 @@ RUNS = {
     "information_training": ("information_training", "run"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
+    "reference-rows": ("reference", "rows"),
+    "reference-text": ("reference", "text"),
+    "tables": ("tables", "run"),
 }
 
 

@@ -1,11 +1,13 @@
 """What the trained experiments share: a task at three sizes, a model for it by name, and what is measured on it.
 
-Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size) and `listops` (short expressions without SM; 1000
-tokens with SM at paper size). Models: `transformer` and `other`, two pre-LayerNorm Transformers that differ in their
-name and so in every weight, and the variants of the simulator. All are trained alike, nothing is tuned for one of them.
+Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size), `listops` (short expressions without SM; 1000 tokens
+with SM at paper size), and for P1 `rows` and `layers` (digits in rows; MNIST in 28 rows) and `text` (synthetic topics;
+20 Newsgroups, with P1's four layers, width 128, batch 32 and five epochs). Models: `transformer` and `other`, two
+pre-LayerNorm Transformers that differ in their name and so in every weight, and the variants of the simulator. All are
+trained alike, nothing is tuned for one of them.
 
-Seeds: weights and batches follow from the seed, and so do the expressions of ListOps; images have one fixed split. So
-an interval over seeds is over weights and batches, and for ListOps over data as well.
+Seeds: weights and batches follow from the seed, and so do the expressions of ListOps and the synthetic topics; images
+and posts have one fixed split. So an interval over seeds is over weights and batches, and for made data over these too.
 """
 
 import math
@@ -84,7 +86,7 @@ class Task:
 
     def load(self, seed: int) -> Dataset:
         """The data; where they are generated, those of the seed."""
-        own = {"seed": seed} if self.data.startswith("listops") else {}
+        own = {"seed": seed} if self.data.startswith(("listops", "synthetic")) else {}
         return datasets.load(self.data, **self.options, **own)
 
     def configuration(self) -> dict:
@@ -96,12 +98,16 @@ class Task:
         return chosen | sizes
 
 
-def _settings(steps: int, **others) -> Settings:
-    """Gradient norms and states are watched before, twice during and after training."""
+def _settings(steps: int, watched: int = 4, **others) -> Settings:
+    """Gradient norms and states are watched before, twice during and after training, or `watched` times in all."""
     watch = (0, steps // 4, steps // 2, steps)
+    if watched > len(watch):
+        watch = tuple(dict.fromkeys(k * steps // (watched - 1) for k in range(watched)))
     return Settings(steps=steps, warmup=steps // 10, evaluate_every=max(1, steps // 4), watch=watch, **others)
 
 
+WATCHED = 21  # steps at which P1's tasks watch the gradients of every layer
+_MNIST_ROWS = Task("mnist-rows", _settings(4_685, WATCHED), depth=10, width=64)  # five epochs of batches of 64
 _PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64}
 TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
@@ -114,6 +120,27 @@ TASKS: dict[str, dict[Scale, Task]] = {
         Scale.BOOK: Task("listops-32-nosm", _settings(1_500, rate=3e-3), {"train": 100_000, "test": 2_000}),
         Scale.PAPER: Task(
             "listops-1000", _settings(5_000, batch=32, checkpoint_every=20), {"train": 96_000, "test": 2_000}, **_PAPER
+        ),
+    },
+    "rows": {
+        Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),
+        Scale.BOOK: Task("digits-rows", _settings(300, WATCHED, rate=3e-3), depth=4),
+        Scale.PAPER: _MNIST_ROWS,
+    },
+    "layers": {
+        Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=3, width=16),
+        Scale.BOOK: Task("digits-rows", _settings(200), depth=10, width=64),
+        Scale.PAPER: _MNIST_ROWS,
+    },
+    "text": {
+        Scale.SMOKE: Task(
+            "synthetic-topics", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16
+        ),
+        Scale.BOOK: Task(
+            "synthetic-topics", _settings(500, WATCHED, batch=32, rate=3e-3), {"train": 3_200, "test": 1_000}, depth=4
+        ),
+        Scale.PAPER: Task(
+            "newsgroups", _settings(1_765, WATCHED, batch=32, checkpoint_every=20), depth=4, width=128, probe=64
         ),
     },
 }
@@ -175,6 +202,7 @@ class Measured:
     controls: Figures = field(default_factory=dict)
     diverged: dict[str, int] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+    records: dict[str, Training] = field(default_factory=dict)
 
     def absorb(self, other: "Measured") -> None:
         """Add what another group of models gave."""
@@ -182,6 +210,7 @@ class Measured:
         self.figures |= other.figures
         self.controls |= other.controls
         self.diverged |= other.diverged
+        self.records |= other.records
         self.commits = [*dict.fromkeys(self.commits + other.commits)]
 
     def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
@@ -224,7 +253,7 @@ def measure(
         if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range
             found.diverged[name] = record.stopped_at or record.step
             continue
-        found.models[name] = model
+        found.models[name], found.records[name] = model, record
         found.figures |= named(name, training_figures(record))
         if states:
             untrained = look(build(kind, task, data, seed, shared).to(run.final.device), probe)

@@ -84,3 +84,32 @@ class Reaction(Term):
             upper=middle * rates[-1].item() + radius * size - leak,
             lipschitz=max(abs(least), abs(most)) * size + leak,
         )
+
+
+class Rectified(Term):
+    """R[u]_i = max(W u_i + b, 0) − u_i: with Δt = 1 one linear layer with ReLU at each token, u ← max(W u + b, 0).
+
+    P1 describes a PDE model of "linear layers and ReLU activations" (P1 §3.3.2, §3.4.2): it moves nothing between
+    tokens. Kept to be measured as it is described.
+
+    >>> layer = Rectified(2).requires_grad_(False)
+    >>> u = torch.ones(1, 3, 2)
+    >>> torch.equal(u + layer(u), torch.relu(layer.linear(u)))
+    True
+    """
+
+    symbol: ClassVar[str] = "R"
+
+    def __init__(self, width: int):
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width must be at least 1; not {width}")
+        self.width, self.linear = width, nn.Linear(width, width)
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_width(u, self.width)
+        u = keep_real(u, mask)
+        return keep_real(torch.relu(self.linear(u)) - u, mask)
+
+    def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        return -keep_real(u, mask)

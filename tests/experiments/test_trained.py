@@ -373,7 +373,17 @@ def test_topics_stand_beside_the_bayes_rule_and_listops_beside_its_own_controls(
     }
 
 
-@pytest.mark.parametrize("name", ["corners-images", "corners-listops", "reference-images", "reference-listops"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "corners-images",
+        "corners-listops",
+        "reference-images",
+        "reference-listops",
+        "reference-rows",
+        "reference-text",
+    ],
+)
 def test_five_seeds_are_recorded_with_the_settings_of_now(name):
     recorded = Store().load(name, "book")
     assert [result.seed for result in recorded] == [0, 1, 2, 3, 4]
