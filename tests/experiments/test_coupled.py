@@ -703,3 +703,12 @@ def test_the_small_form_of_the_experiment_runs(name):
     assert not result.diverged
     numbers = [v for value in result.figures.values() for v in (value if isinstance(value, list) else [value])]
     assert all(math.isfinite(number) for number in numbers)
+
+
+def test_a_reward_without_end_is_named_as_diverged_and_has_no_accuracy(monkeypatch):
+    monkeypatch.setitem(algorithm1.SETTINGS, "beta", 1e6)
+    result = algorithm1.run("smoke", 0)
+    assert {"printed/reward", "corrected/reward"} <= set(result.diverged)
+    for key, updates in result.diverged.items():
+        assert f"{key}/accuracy" not in result.figures
+        assert result.figures[f"{key}/done"] == updates < 2 * 11
