@@ -301,7 +301,7 @@ def test_an_interrupted_training_leaves_no_result(monkeypatch, digits):
 
 
 def test_paper_sizes_are_the_papers():
-    for name in TASKS:
+    for name in ("images", "listops"):  # P2's; P1's have a test of their own
         task = TASKS[name][Scale.PAPER]
         assert (task.width, task.depth, task.heads, task.hidden, task.settings.batch) == (128, 6, 4, 512, 32)
 
