@@ -821,3 +821,23 @@ def test_a_bottleneck_shows_its_mean_with_a_graph_in_training_only():
     channel.eval()(z)
     assert not channel.seen.requires_grad
     assert copy.deepcopy(channel).seen.shape == (5, 2)
+
+
+def test_every_coupled_layer_has_the_strength_and_the_diffusion_it_was_given():
+    made = coupled(WIDTH, 2, 2, 7, steps=1, dt=0.1, diffusion=[0.0, 0.3], strength=[0.0, 2.0])
+    u = torch.randn(1, 5, 3 * WIDTH, generator=torch.Generator().manual_seed(0))
+    spread, attention = made.equation.terms[:2]
+    for term in (spread, attention):
+        held, first, second = term(u).split(WIDTH, dim=-1)
+        assert not held.any()
+        assert not first.any()
+        assert second.any()
+    usual = coupled(WIDTH, 2, 2, 7, steps=1, dt=0.1, diffusion=[0.0, 0.3]).equation.terms[1]
+    torch.testing.assert_close(attention(u)[..., 2 * WIDTH :], 2 * usual(u)[..., 2 * WIDTH :])
+
+
+def test_the_ends_of_a_coupled_layer_are_those_it_was_given():
+    flat = torch.ones(1, 5, 2 * WIDTH)
+    for boundary, still in (("reflecting", True), ("absorbing", False)):
+        spread = coupled(WIDTH, 1, 2, 7, steps=1, dt=0.1, diffusion=1.0, boundary=boundary).equation.terms[0]
+        assert (spread(flat)[..., WIDTH:] == 0).all().item() is still
