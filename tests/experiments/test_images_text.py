@@ -96,8 +96,6 @@ def test_no_one_step_makes_white_noise_the_printed_pde_column():
     rounding = 0.00005
     never = laws.min(dim=0).values > printed + rounding
     assert never.tolist() == [False] * 3 + [True] * 4 + [False] * 2  # noise cannot be as low as pairs 4 to 7
-    fits = (laws - laws[steps.index(min(steps, key=lambda h: abs(h - tables.STEP)))]).abs() <= rounding
-    assert fits.all(dim=1).any()  # a column that is one of noise would be recognised
 
 
 def test_the_claims_name_recorded_figures_and_controls_and_compare_both_columns():
