@@ -153,7 +153,10 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
 
 
 def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Passes) -> Comparison:
-    """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both."""
+    """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both.
+
+    By the rule `greater` a control has no printed figure to pass: it passes above zero and fails below ours.
+    """
     names = one["control"] if isinstance(one["control"], list) else [one["control"]]
     ours = _layers(summarise(results, one["figure"]))
     controls = {name: _layers(summarise(results, name, control=True)) for name in names}
@@ -168,11 +171,13 @@ def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Pass
         raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
     slack = one.get("tolerance", 0.0)
 
-    def all_pass(summaries: tuple[Summary, ...]) -> bool | None:
+    def all_pass(summaries: tuple[Summary, ...], targets: tuple[float, ...]) -> bool | None:
         answers = [passes(s, target, slack) for s, target in zip(summaries, targets, strict=True)]
         return False if False in answers else None if None in answers else True
 
-    mine, theirs = all_pass(ours), [all_pass(control) for control in controls.values()]
+    mine = all_pass(ours, targets)
+    lowest = tuple(s.low for s in ours) if claim.rule == "greater" else targets
+    theirs = [all_pass(control, lowest) for control in controls.values()]
     if mine is False:
         verdict = Verdict.FAILS
     elif mine is None:
@@ -206,8 +211,8 @@ def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
 
 
 def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """The stated difference is above zero with its whole interval, and the control's is not."""
-    return _compared(claim, results, lambda s, _p, _slack: s.low > 0 or (False if s.high <= 0 else None))
+    """The stated difference is above zero with its whole interval, and the control's is not, and is below ours."""
+    return _compared(claim, results, lambda s, bar, _slack: s.low > 0 or (False if s.high <= bar else None))
 
 
 def untestable(claim: Claim, results: Sequence[Result]) -> Ruling:

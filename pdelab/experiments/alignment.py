@@ -5,6 +5,7 @@ against feature cannot find them alike. CKA can, and so can every similarity aft
 to the states of the other, fitted on training examples (`mapped_…`).
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,8 +39,15 @@ DEFINITIONS = {
     "mapped_...": "the same after an affine map fitted on training examples",
     "attention_cosine, attention_kl": "of the rows of the maps, head by head, KL from the target in nats",
     "mean_attention_...": "the same for the mean over the heads",
+    "overall_...": "the mean over the layers, without the input",
+    "energy_gap": "largest distance of the energy curve from the target's; energy_gain: that of its input less this",
     "amplitude, energy": f"spectrum along the tokens in {BINS} bands up to 1/2 a token, averaged over the layers",
 }
+
+
+def overall(figures: Figures, *, skip: int = 0) -> Figures:
+    """The mean over the layers of every list, as overall_NAME, without the first `skip` values."""
+    return {f"overall_{name}": statistics.fmean(values[skip:]) for name, values in figures.items()}
 
 
 def position_mean(u: Field, mask: Mask | None, length: int) -> Field:
@@ -66,25 +74,27 @@ def _with_one(u: torch.Tensor) -> torch.Tensor:
 
 
 def alignment(states: Sequence[Field], target: Trajectory, names: Sequence[str] = tuple(SIMILARITIES)) -> Figures:
-    """Similarities of the states to the target's, one value per layer."""
+    """Similarities of the states to the target's, one value per state, and overall."""
     run = replace(target, states=tuple(states))
-    return {name: per_layer(SIMILARITIES[name], run, target).tolist() for name in names}
+    found = {name: per_layer(SIMILARITIES[name], run, target).tolist() for name in names}
+    return found | overall(found, skip=1)
 
 
 def compared(fitted: Trajectory, tested: Trajectory, target_fitted: Trajectory, target: Trajectory) -> Figures:
     """A model's states beside the target's: as they are, and after the map fitted on training examples."""
     maps = affine_maps(fitted.states, target_fitted)
     mapped = alignment(through(maps, tested.states, target.mask), target, MAPPED)
-    return alignment(tested.states, target) | {f"mapped_{name}": values for name, values in mapped.items()}
+    mapped = {f"mapped_{name}": mapped[name] for name in MAPPED}
+    return alignment(tested.states, target) | mapped | overall(mapped, skip=1)
 
 
 def maps_compared(run: Trajectory, target: Trajectory) -> Figures:
-    """Attention maps of a model beside the target's, one value per layer; the target's rows come first in KL."""
+    """Attention maps of a model beside the target's, by layer and overall; the target's rows come first in KL."""
     found = {}
     for prefix, heads in (("attention_", "each"), ("mean_attention_", "mean")):
         found[f"{prefix}cosine"] = per_layer(attention.cosine, run, target, of="attention", heads=heads).tolist()
         found[f"{prefix}kl"] = per_layer(attention.kl, target, run, of="attention", heads=heads).tolist()
-    return found
+    return found | overall(found)
 
 
 def uniform_maps(run: Trajectory) -> Trajectory:
@@ -98,3 +108,8 @@ def spectra(states: Sequence[Field], mask: Mask | None) -> Figures:
     amplitudes = torch.stack([spectrum(u, mask, bins=bins) for u in states])
     energies = torch.stack([cumulative_energy(u, mask, bins=bins) for u in states])
     return {"amplitude": amplitudes.square().mean(dim=0).sqrt().tolist(), "energy": energies.mean(dim=0).tolist()}
+
+
+def energy_gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest distance between two curves of cumulative energy."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))

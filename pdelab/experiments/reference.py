@@ -13,12 +13,16 @@ Beside them stand
   (`shuffled`), and every model untrained (`untrained_…`); uniform attention for the maps; and for the spectra the
   input, the input with its tokens in another order, and white noise.
 
-For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a third
+`best/overall_…`: for each similarity the best of the separately trained simulators, seed by seed; what the papers'
+claims are held against, since neither says which simulator it used.
+
+For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a tenth
 of the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings
 `earlier` and `linear`, and beside the comparisons the gradients of every layer during training and the loss under noise
 on the input (`sensitivity`); `text` at paper size leaves out `shuffled`, and (c) has a third of the steps.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -43,6 +47,20 @@ SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
 AT_PAPER = SIMULATORS[:2]
 MATCHED = ("printed", "bare")  # the simulators of protocols (b) and (c)
 OF_P1 = ("earlier", "linear")
+BEST = {  # of the similarities that the papers print
+    "overall_mse": min,
+    "overall_nmse": min,
+    "overall_cosine": max,
+    "overall_centred_cosine": max,
+    "overall_spectral": max,
+    "overall_mean_spectral": max,
+    "overall_cka": max,
+    "overall_attention_cosine": max,
+    "overall_attention_kl": min,
+    "overall_mean_attention_cosine": max,
+    "overall_mean_attention_kl": min,
+    "energy_gain": max,
+}
 FITTED = 4  # times `probe` training examples, for maps and means
 MAPS = (
     8_000_000  # entries of attention maps that one layer may have; fewer examples are looked at where tokens are many
@@ -139,9 +157,12 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     if not long:
         found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
-        matched, share = OF_P1[:1] if p1 else MATCHED, 3 if long else 1
+        matched, share = OF_P1[:1] if p1 else MATCHED, 1 if not long else 3 if p1 else 10
         models = _models(found, task, data, seed, work, simulators, matched, share)
         _compare(found, models, task, data, seed)
+        _gradients(found)
+        _best(found, simulators)
+    _profiles(found)
     if p1:
         sensitivity.add(found, OF_P1, task, data, seed)
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
@@ -182,16 +203,67 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
     found.controls |= named("uniform", alignment.maps_compared(alignment.uniform_maps(target_maps), target_maps))
     found.figures |= named("transformer", alignment.spectra(target.states[1:], target.mask))
     found.controls |= _other_spectra(target, seed)
+    for name in ("reordered_input", "noise"):
+        found.controls |= named(name, _energy(found.controls[f"{name}/energy"], found))
     for key, model in models.items():
         runs = [look(model, part) for part in (fit, test)]
         if diverged := [run.stopped_at for run in runs if run.status is Status.DIVERGED]:
             found.diverged |= {key: diverged[0]}
             continue
         figures = alignment.compared(*runs, target_fit, target) | alignment.spectra(runs[1].states[1:], target.mask)
+        figures |= _energy(figures["energy"], found)
         if _terms(model, Interaction):
             figures |= alignment.maps_compared(_with_maps(model, seen), target_maps)
         decides = key.removeprefix("borrowed_").removeprefix("distilled_") in (*SIMULATORS, *OF_P1)
         (found.figures if decides else found.controls).update(named(key, figures))
+
+
+def _energy(curve: list[float], found: Measured) -> Figures:
+    """How far a curve of cumulative energy is from the Transformer's, and how much nearer than that of its input."""
+    target, u0 = found.figures["transformer/energy"], found.controls["input/energy"]
+    gap = alignment.energy_gap(curve, target)
+    return {"energy_gap": gap, "energy_gain": alignment.energy_gap(u0, target) - gap}
+
+
+def _gradients(found: Measured) -> None:
+    """log₁₀ of a model's median gradient over the Transformer's, and of its spikes (largest over median), P2 §4.3.2.
+
+    gradient: the norm over all weights before clipping; gradient_rms: the same over the root of their number.
+    """
+    sizes = {kind: sum(p.numel() for p in model.parameters()) for kind, model in found.models.items()}
+    known = {kind: found.figures[f"{kind}/gradient_median"] for kind in sizes}
+    spikes = {kind: found.figures[f"{kind}/gradient_largest"] / known[kind] for kind in sizes if known[kind] > 0}
+    for kind in sizes:
+        found.figures |= named(kind, {"weights": float(sizes[kind])})
+        if kind == "transformer" or kind not in spikes:
+            continue
+        ratio = math.log10(known[kind] / known["transformer"])
+        by_weight = ratio - math.log10(sizes[kind] / sizes["transformer"]) / 2
+        spiky = math.log10(spikes[kind] / spikes["transformer"])
+        ratios = {"log10_gradient_ratio": ratio, "log10_gradient_rms_ratio": by_weight, "log10_spike_ratio": spiky}
+        place = found.controls if kind in ("other", "shuffled") else found.figures
+        place |= named(kind, {f"all_{name}": value for name, value in ratios.items()})
+
+
+def _best(found: Measured, simulators: tuple[str, ...]) -> None:
+    """For every similarity the best of the separately trained simulators."""
+    for name, choose in BEST.items():
+        values = [found.figures[f"{kind}/{name}"] for kind in simulators if f"{kind}/{name}" in found.figures]
+        if values:
+            found.figures |= {f"best/{name}": choose(values)}
+
+
+def _profiles(found: Measured) -> None:
+    """profile: cosine with the input in the states that P2's table has, from the embedding to the last layer but one.
+
+    lowest_fidelity: the least value over all states.
+    """
+    for place in (found.figures, found.controls):
+        for key in [key for key in place if key.endswith("/fidelity") or key.endswith("/untrained_fidelity")]:
+            kind, _, name = key.rpartition("/")
+            before = name.removesuffix("fidelity")
+            values = place[key]
+            place |= named(kind, {f"{before}profile": values[:-1], f"{before}lowest_fidelity": min(values)})
 
 
 def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figures:

@@ -60,6 +60,7 @@ class Task:
 
     probe: that many test examples are looked at closely. gain: multiplies the first matrices of every layer.
     activation: of the reaction; a Result names it where it is not ReLU.
+    diffusion: D of the simulators; a Result names it where it is not 1e-4. Long inputs need less, DΔt/Δx² ≤ 1/2.
     """
 
     data: str
@@ -71,6 +72,7 @@ class Task:
     probe: int = 200
     gain: float = 1.0
     activation: str = "relu"
+    diffusion: float = 1e-4
 
     @property
     def hidden(self) -> int:
@@ -93,8 +95,9 @@ class Task:
         """For the Result: the settings, but not how often a checkpoint is written, and what the figures mean."""
         sizes = {"hidden": self.hidden, "definitions": DEFINITIONS, "settings": self.settings.that_matter()}
         chosen = asdict(self)
-        if self.activation == "relu":
-            del chosen["activation"]
+        for name, usual in (("activation", "relu"), ("diffusion", 1e-4)):
+            if chosen[name] == usual:
+                del chosen[name]
         return chosen | sizes
 
 
@@ -108,7 +111,7 @@ def _settings(steps: int, watched: int = 4, **others) -> Settings:
 
 WATCHED = 21  # steps at which P1's tasks watch the gradients of every layer
 _MNIST_ROWS = Task("mnist-rows", _settings(4_685, WATCHED), depth=10, width=64)  # five epochs of batches of 64
-_PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64}
+_PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64, "diffusion": 1e-7}  # DΔt/Δx² = 0.017, as in the book
 TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
         Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),
@@ -140,7 +143,12 @@ TASKS: dict[str, dict[Scale, Task]] = {
             "synthetic-topics", _settings(500, WATCHED, batch=32, rate=3e-3), {"train": 3_200, "test": 1_000}, depth=4
         ),
         Scale.PAPER: Task(
-            "newsgroups", _settings(1_765, WATCHED, batch=32, checkpoint_every=20), depth=4, width=128, probe=64
+            "newsgroups",
+            _settings(1_765, WATCHED, batch=32, checkpoint_every=20),
+            depth=4,
+            width=128,
+            probe=64,
+            diffusion=1e-6,
         ),
     },
 }
@@ -153,7 +161,7 @@ def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = 
     sizes |= {"activation": task.activation, "seed": own}
     if kind not in (*TRANSFORMERS, *VARIANTS):
         raise ValueError(f"kind must be one of {', '.join((*TRANSFORMERS, *VARIANTS))}; not {kind!r}")
-    core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes)
+    core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes, diffusion=task.diffusion)
     with torch.no_grad():
         for weights in core.parameters():
             weights.mul_(task.gain if weights.ndim > 1 else 1.0)
