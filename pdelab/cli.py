@@ -39,6 +39,8 @@ class Group(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             fail("stopped; what is recorded stays", STOPPED)
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough: click ends quietly
+            raise
         except cache.DataMissing as error:
             fail(str(error), MISSING)
         except (DamagedResult, RefusedCheckpoint, cache.DataDamaged, OSError) as error:

@@ -310,3 +310,10 @@ def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):
     words = pdelab("run", "corners-images", "--scale", "paper", "--seeds", "1", "--quiet", code=3)
     assert "put it there" in words
     assert "Traceback" not in words
+
+
+def test_a_reader_who_has_seen_enough_hears_of_no_error():
+    with command("claims") as child:
+        assert child.stdout.readline().startswith("claim")
+        child.stdout.close()  # as `head -1` does
+        assert child.stderr.read() == ""

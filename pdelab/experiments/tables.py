@@ -106,6 +106,15 @@ def change(run: Trajectory) -> Tensor:
     return torch.stack([1 - torch.cosine_similarity(u, v, dim=1) for u, v in pairwise(flat)]).mean(dim=0)
 
 
+def heat(run: Trajectory) -> list[list[float]]:
+    """For each example its states averaged over the tokens, layer after layer, to four digits: layers · features.
+
+    The mean over tokens commutes with diffusion along the features, so the PDE model's picture follows from row one.
+    """
+    pictures = torch.stack([u.mean(dim=1) for u in run.states], dim=1)  # (example, layer, feature)
+    return [[float(f"{value:.4g}") for value in one] for one in pictures.flatten(1).tolist()]
+
+
 def _noise(like: Field, seed: int) -> Field:
     return normal(seed, "white noise", size=like.shape)
 
@@ -132,6 +141,8 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 calm = {axis: change(diffuse(five.states[0], axis, states)) for axis in AXES}
                 gaps = {f"{axis}_samples": (own - calm[axis]).tolist() for axis in AXES}
                 (found.figures if not word else found.controls).update(named(f"{word}{short}_{start}", gaps))
+                if start == "after" and not word:
+                    found.figures |= named(f"{short}_{start}", {f"heat_{n}": one for n, one in enumerate(heat(five))})
                 noise = change(diffuse(_noise(five.states[0], seed), "features", states))
                 found.controls |= named(f"{word}{short}_{start}", {"noise_samples": (own - noise).tolist()})
     width, states = task.width, task.depth
@@ -139,7 +150,8 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     found.controls["white_noise/features_inter"] = inter_layer(made, pearson).tolist()
     found.controls["white_noise/closed_form"] = white_noise(width, states).tolist()
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
-    known = {"step": STEP, "boundary": "reflecting", "boundaries": list(BOUNDARIES), "samples": SAMPLES}
+    known = {"heat_N": "sample N, its states averaged over tokens: layer after layer, feature after feature"}
+    known |= {"step": STEP, "boundary": "reflecting", "boundaries": list(BOUNDARIES), "samples": SAMPLES}
     return found.result("tables", task, scale, seed, **known, **cut)
 
 

@@ -118,6 +118,15 @@ def test_the_change_of_a_sample_is_one_less_its_own_correlation():
     assert found[1].item() == pytest.approx((1 - inter_layer(one, pearson)).mean().item())
 
 
+def test_the_picture_of_a_diffused_state_follows_from_its_first_row():
+    u = normal(0, "picture", size=(2, 7, 16))
+    run = tables.diffuse(u, "features", states=4)
+    rows = tables.diffuse(u.mean(dim=1, keepdim=True), "features", states=4)
+    for n, picture in enumerate(tables.heat(run)):
+        expected = torch.stack([state[n, 0] for state in rows.states])
+        torch.testing.assert_close(torch.tensor(picture, dtype=u.dtype).view(4, 16), expected, rtol=1e-3, atol=1e-6)
+
+
 def test_both_readings_of_layer_one_have_as_many_states_as_the_model_has_layers():
     data = LAYERS.load(0)
     model, probe = build("transformer", LAYERS, data, 0), data.test.take(slice(0, 4))
