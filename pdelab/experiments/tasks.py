@@ -78,6 +78,14 @@ class Task:
     def hidden(self) -> int:
         return 4 * self.width
 
+    def operations(self, tokens: int) -> float:
+        """Floating-point operations of the matrix products in one training step of the Transformer's layers.
+
+        3 · batch · N · depth · (24d² + 4Nd), d the width: for a token 24d² in the weights of a layer and 4Nd in its
+        attention to N tokens, once forward and twice backward. The fused kernel does part of the attention again.
+        """
+        return 3 * self.settings.batch * tokens * self.depth * (24 * self.width**2 + 4 * tokens * self.width)
+
     def cut(self, steps: int | None) -> "Task":
         """The same with a training of so many steps, if that is fewer, evaluated at its end alone."""
         if steps is None or steps >= self.settings.steps:

@@ -7,16 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments import alignment, corners, reference, tasks
 from pdelab.experiments.scales import Scale, Workplace, choose_scale, experiment
-from pdelab.experiments.tasks import DEFINITIONS, TASKS, build, fit
-from pdelab.models import VARIANTS
+from pdelab.experiments.tasks import DEFINITIONS, TASKS, Task, build, fit
+from pdelab.models import VARIANTS, transformer
 from pdelab.results import Result, Store
 from pdelab.solver import Trajectory
-from pdelab.training import train
+from pdelab.training import Settings, train
 
 IMAGES = TASKS["images"][Scale.SMOKE]
 
@@ -392,3 +394,12 @@ def test_five_seeds_are_recorded_with_the_settings_of_now(name):
         wanted = json.loads(json.dumps(task.configuration()))
         assert {key: result.configuration[key] for key in wanted} == wanted
         assert not result.environment["commit"].endswith("-dirty")
+
+
+def test_operations_of_a_step_are_those_that_torch_counts():
+    task = Task("any", Settings(steps=1, batch=4), width=32, depth=3)
+    model = transformer(task.width, task.depth, task.heads, task.hidden)
+    u = torch.zeros(4, 20, 32, requires_grad=True)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(u).sum().backward()
+    assert counter.get_total_flops() == task.operations(20)
