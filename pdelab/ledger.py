@@ -62,6 +62,7 @@ __all__ = [
     "read_claims",
     "reproduced",
     "rows",
+    "side_by_side",
     "slug",
     "summary",
     "table",
@@ -260,6 +261,27 @@ def box(*claim_ids: str, store: Store | None = None) -> Page:
         f'<div class="mathjax_process">{"".join(parts)}</div>',
         "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes),
     )
+
+
+def side_by_side(outcome: Outcome) -> str:
+    """What decides a measured claim in plain text: printed, ours and every control, a line each, a value a layer.
+
+    Means over the seeds; where too few seeds are recorded, the words that say so.
+    """
+
+    def line(name: str, values: Iterable[float]) -> str:
+        shown = (f"{v:6.3f}" if abs(v) >= 0.001 or v == 0 else f"{v:6.0e}" for v in values)
+        return f"  {' '.join(shown)}  {name}"
+
+    id_, found = outcome.claim.id, outcome.ruling.comparisons
+    if not found:
+        return f"{id_}: {outcome.ruling.because}"
+    lines = [f"{id_}, mean of {found[0].ours[0].seeds} seeds"]
+    for one in found:
+        lines += [line("printed", one.printed)] if one.printed else []
+        lines += [line(f"ours: {one.figure}", (s.mean for s in one.ours))]
+        lines += [line(name, (s.mean for s in summaries)) for name, summaries in one.controls.items()]
+    return "\n".join(lines)
 
 
 def table(outcomes: Sequence[Outcome] | None = None) -> Page:

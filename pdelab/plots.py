@@ -105,6 +105,23 @@ def numbered_map(ax, table, across, down, limit: float):
     return image
 
 
+def heat_maps(figure, columns: Mapping, names: Sequence[str]) -> None:
+    """Maps (sample, layer, feature) side by side, a column for each title and a row for each name, on one scale."""
+    size = max(float(abs(maps).max()) for maps in columns.values())
+    axes = figure.subplots(len(names), len(columns), sharex=True, sharey=True, squeeze=False)
+    for column, (title, maps) in enumerate(columns.items()):
+        layers, features = maps.shape[1:]
+        axes[0, column].set_title(title)
+        axes[-1, column].set_xlabel("feature")
+        for ax, one in zip(axes[:, column], maps, strict=True):
+            extent = (0.5, features + 0.5, layers + 0.5, 0.5)
+            image = ax.imshow(one, aspect="auto", cmap="PuOr", extent=extent, vmin=-size, vmax=size)
+            ax.grid(visible=False)
+    for ax, name in zip(axes[:, 0], names, strict=True):
+        ax.set(ylabel=f"{name}\nlayer", yticks=[1, layers // 2, layers])
+    figure.colorbar(image, ax=axes, label="state, mean over the tokens", shrink=0.6)
+
+
 def four_terms(figure, field) -> None:
     """The master equation as a picture: a field (depth, token) and, beside it, what each term lets a token see."""
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))

@@ -188,6 +188,15 @@ class Store:
         return faults
 
 
+def in_words(results: Sequence[Result]) -> str:
+    """Which seeds are recorded, what was cut from them and how long one took: what a page says of its evidence."""
+    if not results:
+        return "nothing recorded"
+    cuts = sorted({r.configuration.get("cut", "nothing cut") for r in results})
+    seconds = math.fsum(r.seconds for r in results) / len(results)
+    return f"seeds {', '.join(str(r.seed) for r in results)}; {' / '.join(cuts)}; {seconds:,.0f} s a seed"
+
+
 @dataclass(frozen=True)
 class Summary:
     """mean and 95 % interval over the seeds that finished; `diverged` counts those that did not."""

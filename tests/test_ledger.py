@@ -346,6 +346,19 @@ def test_a_list_is_shown_with_an_interval_for_each_value(store):
     assert '<th scope="row">2</th><td>0.9</td><td>0.9 [0.898, 0.902]</td>' in ledger.table([outcome])._repr_html_()
 
 
+def test_printed_ours_and_controls_stand_side_by_side(store):
+    evidence = EVIDENCE | {"figure": "rho", "printed": "rho"}
+    claim = Claim(**entry(printed={"rho": [1.0, 0.9]}, evidence=evidence))
+    assert ledger.side_by_side(judge(claim, store)) == "X-1: no evidence is recorded yet"
+    recorded(store, [({"rho": [1.0, a]}, {"copy": [0.0, -3e-5]}) for a in spread(0.9)])
+    assert ledger.side_by_side(judge(claim, store)).split("\n") == [
+        "X-1, mean of 3 seeds",
+        "   1.000  0.900  printed",
+        "   1.000  0.900  ours: rho",
+        "   0.000 -3e-05  copy",
+    ]
+
+
 def test_an_attack_is_split_into_ours_and_control(store):
     figures = {f"{name}_attempts": 9 for name in ("printed", "corrected", "control")}
     figures |= {"printed_violations": 2, "corrected_violations": 0, "control_violations": 7}

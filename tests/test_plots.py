@@ -2,6 +2,7 @@ import base64
 import re
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,6 +53,16 @@ def test_a_numbered_map_shows_its_numbers():
     assert [text.get_text() for text in ax.texts] == ["+1.0", "-3.0"]
     assert [text.get_color() for text in ax.texts] == ["black", "white"]
     assert image.get_clim() == (-4.0, 4.0)
+
+
+def test_heat_maps_share_one_scale_and_have_a_key():
+    figure = Figure()
+    maps = np.arange(24.0).reshape(2, 3, 4)
+    plots.heat_maps(figure, {"one": maps, "other": -2 * maps}, ("digit 7", "digit 2"))
+    images = [image for ax in figure.axes for image in ax.images]
+    assert [image.get_clim() for image in images] == [(-46.0, 46.0)] * 4
+    assert figure.axes[0].get_title() == "one"
+    assert figure.axes[-1].get_ylabel() == "state, mean over the tokens"
 
 
 def test_the_picture_of_the_four_terms_names_each_of_them():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pdelab.results import DamagedResult, Result, Store, _seal, interval, summarise, write_atomically
+from pdelab.results import DamagedResult, Result, Store, _seal, in_words, interval, summarise, write_atomically
 
 
 def result(seed=0, status="finished", figures=None, **changes):
@@ -135,6 +135,15 @@ def test_diverged_seeds_are_counted_and_not_averaged():
 def test_a_figure_per_layer_is_summarised_per_layer():
     runs = [result(seed, figures={"rho": [1.0, 0.5 + seed]}) for seed in (0, 1)]
     assert [s.mean for s in summarise(runs, "rho")] == [1.0, 1.0]
+
+
+def test_what_is_recorded_is_said_in_words():
+    assert in_words([]) == "nothing recorded"
+    runs = [result(0, seconds=1000.0), result(2, seconds=1400.0)]
+    assert in_words(runs) == "seeds 0, 2; nothing cut; 1,200 s a seed"
+    assert "; 9 of 90 training steps / nothing cut; " in in_words(
+        [*runs, result(3, configuration={"cut": "9 of 90 training steps"})]
+    )
 
 
 def test_what_cannot_be_averaged_is_refused():

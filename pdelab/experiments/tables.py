@@ -109,10 +109,21 @@ def change(run: Trajectory) -> Tensor:
 def heat(run: Trajectory) -> list[list[float]]:
     """For each example its states averaged over the tokens, layer after layer, to four digits: layers · features.
 
-    The mean over tokens commutes with diffusion along the features, so the PDE model's picture follows from row one.
+    The mean over tokens commutes with diffusion along the features, so the PDE model's picture follows from row one:
+    see `pictures`.
     """
     pictures = torch.stack([u.mean(dim=1) for u in run.states], dim=1)  # (example, layer, feature)
     return [[float(f"{value:.4g}") for value in one] for one in pictures.flatten(1).tolist()]
+
+
+def pictures(figures: Figures, name: str, states: int = STATES) -> tuple[Tensor, Tensor]:
+    """The recorded heat maps NAME/heat_N, and diffusion along the features from their first rows.
+
+    Both (sample, layer, feature).
+    """
+    kept = [figures[f"{name}/heat_{n}"] for n in range(SAMPLES)]
+    maps = torch.tensor(kept, dtype=torch.float64).unflatten(1, (states, -1))
+    return maps, torch.cat(diffuse(maps[:, :1], "features", states).states, dim=1)
 
 
 def _noise(like: Field, seed: int) -> Field:
@@ -156,8 +167,11 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 
 
 def best_step(printed: list[float], n: int, steps: Tensor | None = None) -> tuple[float, float]:
-    """The h with which white noise comes nearest to a printed column, and the root mean square distance there."""
-    steps = torch.arange(0.02, 0.401, 0.001, dtype=torch.float64) if steps is None else steps
+    """The h with which white noise comes nearest to a printed column, and the root mean square distance there.
+
+    Without `steps` every h below 1/2, where the update is stable, in thousandths.
+    """
+    steps = torch.arange(0.001, 0.4995, 0.001, dtype=torch.float64) if steps is None else steps
     target = torch.tensor(printed, dtype=torch.float64)
     errors = [(white_noise(n, len(printed) + 1, h) - target).square().mean().sqrt().item() for h in steps.tolist()]
     best = min(range(len(errors)), key=errors.__getitem__)
