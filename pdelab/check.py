@@ -39,7 +39,7 @@ def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> floa
     if found.shape != ():
         raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")
     if finite and not np.isfinite(found):
-        raise NotYet(f"{what} is {float(found)}, not a finite number.")
+        raise NotYet(f"{what} is {float(found)}, not a finite number. {hint}".rstrip())
     return float(found)
 
 

@@ -78,6 +78,11 @@ def test_whatever_an_answer_does_is_said_in_one_sentence(answer, words):
         check.number(answer, 3)
 
 
+def test_an_infinite_answer_is_told_the_hint_as_well():
+    with pytest.raises(check.NotYet, match=r"is inf, not a finite number\. What if k is 3\?"):
+        check.number(lambda k: np.inf, 3, hint="What if k is 3?")
+
+
 def test_any_answer_may_be_called_safely():
     def broken(states):
         return states[9]
