@@ -194,7 +194,8 @@ def in_words(results: Sequence[Result]) -> str:
         return "nothing recorded"
     cuts = sorted({r.configuration.get("cut", "nothing cut") for r in results})
     seconds = math.fsum(r.seconds for r in results) / len(results)
-    return f"seeds {', '.join(str(r.seed) for r in results)}; {' / '.join(cuts)}; {seconds:,.0f} s a seed"
+    seeds = ("seed " if len(results) == 1 else "seeds ") + ", ".join(str(r.seed) for r in results)
+    return f"{seeds}; {' / '.join(cuts)}; {seconds:,.0f} s a seed"
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ def test_a_figure_per_layer_is_summarised_per_layer():
 
 def test_what_is_recorded_is_said_in_words():
     assert in_words([]) == "nothing recorded"
+    assert in_words([result(4, seconds=2.0)]) == "seed 4; nothing cut; 2 s a seed"
     runs = [result(0, seconds=1000.0), result(2, seconds=1400.0)]
     assert in_words(runs) == "seeds 0, 2; nothing cut; 1,200 s a seed"
     assert "; 9 of 90 training steps / nothing cut; " in in_words(
