@@ -144,6 +144,8 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         for one in found
     )
     ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
+    if cut := sorted({r.configuration["cut"] for r in finished if "cut" in r.configuration}):
+        because, ours = (f"{words}; cut to {', '.join(cut)}" for words in (because, ours))
     control = "; ".join(
         (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
         for one in found

@@ -170,6 +170,16 @@ def paired(ours, control, figure="cosine", name="copy"):
     return [({figure: a}, {name: b}) for a, b in zip(ours, control, strict=True)]
 
 
+def test_what_was_cut_stands_beside_the_number(store):
+    for seed, (figures, controls) in enumerate(paired(spread(0.97), spread(0.5))):
+        cut = {"cut": "300 of 5000 training steps"}
+        store.save(Result("e", cut, "book", seed, "finished", figures, controls))
+    found = judge(Claim(**entry(rule="reproduced", printed={"cosine": 0.97}, evidence=EVIDENCE)), store)
+    assert found.verdict == "holds"
+    assert "cut to 300 of 5000 training steps" in found.because
+    assert "cut to 300 of 5000 training steps" in found.ours
+
+
 @pytest.mark.parametrize(
     ("ours", "copy", "verdict"),
     [
