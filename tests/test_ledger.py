@@ -176,8 +176,8 @@ def test_what_was_cut_stands_beside_the_number(store):
         store.save(Result("e", cut, "book", seed, "finished", figures, controls))
     found = judge(Claim(**entry(rule="reproduced", printed={"cosine": 0.97}, evidence=EVIDENCE)), store)
     assert found.verdict == "holds"
-    assert "cut to 300 of 5000 training steps" in found.because
-    assert "cut to 300 of 5000 training steps" in found.ours
+    assert "cut to 300 of 5000 training steps" in found.ruling.because
+    assert "cut to 300 of 5000 training steps" in found.ruling.ours
 
 
 @pytest.mark.parametrize(
