@@ -204,14 +204,17 @@ def _loss(logits: Tensor, batch: Examples, classes: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int = 256) -> Evaluation:
+def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int = 64) -> Evaluation:
     """Loss and accuracy; an answer that is not a number is wrong.
 
     For language models an example's accuracy is that of its tokens, which depend on each other: the interval counts
     examples, not tokens, and is wider than need be if the examples are independent. The loss is per answer.
+    Examples of like length are evaluated together: less padding.
     """
     if not len(examples):
         raise ValueError("examples is empty; give at least one")
+    if examples.mask is not None:
+        examples = examples.take(examples.mask.sum(dim=1).argsort(stable=True))
     device = _device(model)
     loss, right, answers = 0.0, 0.0, 0
     with _evaluating(model):
