@@ -61,6 +61,7 @@ RUNS = {
     "reference-rows": ("reference", "rows"),
     "reference-text": ("reference", "text"),
     "tables": ("tables", "run"),
+    "embedding_scale": ("embedding_scale", "run"),
 }
 
 
