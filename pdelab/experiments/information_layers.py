@@ -42,7 +42,7 @@ from pdelab.metrics.information import (
     sparsity,
 )
 from pdelab.models import Model
-from pdelab.results import Figures, Result
+from pdelab.results import Figures, Result, interval
 from pdelab.seeds import derive, stream
 from pdelab.solver import Status, Trajectory
 from pdelab.training import DIVERGED, Settings, Training
@@ -278,6 +278,22 @@ def without_dynamics(run: Trajectory, y: Tensor, seed: int) -> Figures:
         of = decided(profile(replace(run, states=tuple(states)), y, seed))
         found |= named(name, {key: value for key, value in of.items() if key.startswith("dimension")})
     return found
+
+
+WORDS = ("rises", "falls", "neither")
+
+
+def directions(results: Sequence[Result], model: str, names: Sequence[str], prefix: str = "") -> dict[str, int]:
+    """How many of the definitions rise from layer 1 to the output, fall, or do neither, with their whole interval.
+
+    prefix: "untrained_" for the model before training.
+    """
+    counts = dict.fromkeys(WORDS, 0)
+    for name in names:
+        tables = [r.controls if prefix else r.figures for r in results]
+        found = interval([t[f"{model}/{prefix}{name}"][-1] - t[f"{model}/{prefix}{name}"][1] for t in tables])
+        counts["rises" if found.low > 0 else "falls" if found.high < 0 else "neither"] += 1
+    return counts
 
 
 # The experiment.

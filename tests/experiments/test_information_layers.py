@@ -10,7 +10,14 @@ from pdelab.experiments.information_layers import ENTROPIES, axes_for, closest, 
 from pdelab.experiments.scales import Scale
 from pdelab.experiments.tasks import TASKS, build, look
 from pdelab.ledger import read_claims
-from pdelab.metrics.information import discrete_information, entropy
+from pdelab.metrics.information import (
+    channel_bounds,
+    discrete_information,
+    effective_dimension,
+    entropy,
+    per_unit_information,
+)
+from pdelab.results import Result
 from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory
 
@@ -75,12 +82,44 @@ def test_paired_bins_see_a_copy_and_have_the_bias_of_independence():
     assert layers.paired(a[:, :1], b[:, :1], bins) == pytest.approx(by_hand)
 
 
+@pytest.mark.parametrize(("n", "d"), [(20, 32), (82, 128), (400, 32)])
+def test_the_participation_ratio_of_noise_follows_from_its_size_alone(n, d):
+    found = [1 / effective_dimension(normal(0, "noise", k, size=(n, d))).item() for k in range(60)]
+    expected = (n + d) / ((n - 1) * d + 2)
+    spread = torch.tensor(found).std().item()
+    assert sum(found) / 60 == pytest.approx(expected, abs=4 * spread / math.sqrt(60))
+
+
+def test_a_whole_factor_adds_at_most_its_logarithm_to_bins_of_fixed_width():
+    for s in (2, 3, 5):
+        for k in range(5):
+            x = normal(k, "x", size=(500,)) * (k + 1)
+            before, after = (layers.histogram(f * x, 400, -200.0, 200.0) for f in (1, s))
+            assert -1e-9 <= after - before <= math.log(s) + 1e-9
+
+
+def test_through_loud_noise_the_bounds_are_the_width_times_the_ratio_whatever_the_state_is():
+    states = [normal(0, "t", size=(200, 16)) * torch.arange(1, 17), torch.relu(normal(1, "t", size=(200, 16))) + 3]
+    for t in states:
+        for ratio in (1e-3, 1e-4):
+            bounds = channel_bounds(t, ratio=ratio)
+            assert bounds.upper == pytest.approx(16 * ratio, rel=40 * ratio)  # the next term is of second order
+            assert bounds.lower == pytest.approx(16 * ratio / 4, rel=40 * ratio)
+
+
+def test_branches_of_mean_zero_make_a_state_larger():
+    u, total = normal(0, "u", size=(1000, 32)), []
+    for k in range(200):
+        branch = torch.relu(u) @ normal(k, "w", size=(32, 32)) / 32**0.5
+        total.append(((u + branch).square().mean() - u.square().mean() - branch.square().mean()).item())
+    error = torch.tensor(total).std().item() / math.sqrt(200)
+    assert abs(sum(total) / 200) < 4 * error
+
+
 def test_plug_in_labels_have_the_bias_of_cells_and_classes():
     n, cells, classes = 4000, 5, 10
     t = torch.randint(0, cells, (n, 200), generator=stream(0, "t")).double()
     y = torch.randint(0, classes, (n,), generator=stream(0, "y"))
-    from pdelab.metrics.information import per_unit_information
-
     found = per_unit_information(t, y, bins=cells).mean().item()
     assert found == pytest.approx((cells - 1) * (classes - 1) / (2 * n), rel=0.05)
 
@@ -130,6 +169,16 @@ def test_the_best_simulator_is_that_with_the_largest_least_contrast():
     found = contrast({"a": [3.0, -1.0], "b": [0.5, 0.5]}, [0.0, 0.0])
     assert found["best"] == [0.5, 0.5]
     assert contrast({}, [0.0]) == {}
+
+
+def test_directions_are_those_of_whole_intervals():
+    rise = {"m/up": [9.0, 1.0, 2.0], "m/down": [0.0, 3.0, 1.0], "m/both": [0.0, 0.0, 0.0]}
+    runs = []
+    for seed, shift in enumerate((-0.1, 0.0, 0.1)):
+        figures = {key: [*values[:-1], values[-1] + shift] for key, values in rise.items()}
+        figures["m/both"][-1] = (-1.0) ** seed
+        runs.append(Result("x", {}, "book", seed, "finished", figures))
+    assert layers.directions(runs, "m", ("up", "down", "both")) == {"rises": 1, "falls": 1, "neither": 1}
 
 
 def test_held_norms_stay_as_they_are_and_the_rest_is_trained():
