@@ -19,7 +19,8 @@ claims are held against, since neither says which simulator it used.
 For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a tenth
 of the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings
 `earlier` and `linear`, and beside the comparisons the gradients of every layer during training and the loss under noise
-on the input (`sensitivity`); `text` at paper size leaves out `shuffled`, and (c) has a third of the steps.
+on the input (`sensitivity`). `text` adds what each layer knows about the labels during training (`information_labels`);
+at paper size it leaves out `shuffled`, and (c) has a third of the steps.
 """
 
 import math
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.datasets.base import Dataset, Examples
-from pdelab.experiments import alignment, sensitivity
+from pdelab.experiments import alignment, information_labels, sensitivity
 from pdelab.experiments.scales import Scale, Workplace, experiment
 from pdelab.experiments.tasks import TASKS, Measured, Task, build, look, measure, named, trained
 from pdelab.field import keep_real
@@ -153,7 +154,10 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     p1, long = name in ("rows", "text"), scale is Scale.PAPER and name != "rows"
     simulators = OF_P1 if p1 else AT_PAPER if long else SIMULATORS
     others = () if long and not p1 else ("other",)
-    found = measure(("transformer", *others, *simulators), task, data, seed, work)
+    watching = None
+    if name == "text":
+        watching = information_labels.LabelLook(data.test.take(slice(0, information_labels.EXAMPLES)), seed)
+    found = measure(("transformer", *others, *simulators), task, data, seed, work, watching=watching)
     if not long:
         found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
@@ -165,8 +169,12 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     _profiles(found)
     if p1:
         sensitivity.add(found, OF_P1, task, data, seed)
-    cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
     known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
+    if watching is not None:
+        information_labels.add(found, OF_P1)
+        known |= {"information": information_labels.DEFINITIONS, "deciding": list(information_labels.DECIDING)}
+        known |= {"informed_by": len(watching.examples)}
+    cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
     return found.result(f"reference-{name}", task, scale, seed, **known, **cut)
 
 

@@ -56,6 +56,7 @@ RUNS = {
     "corners-listops": ("corners", "listops"),
     "corner_settings": ("corners", "settings"),
     "information_training": ("information_training", "run"),
+    "information_layers": ("information_layers", "run"),
     "reference-images": ("reference", "images"),
     "reference-listops": ("reference", "listops"),
     "reference-rows": ("reference", "rows"),

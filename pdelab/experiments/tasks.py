@@ -254,16 +254,18 @@ def measure(
     shared: str | None = None,
     label: str = "",
     states: bool = True,
+    watching: Look | None = None,
 ) -> Measured:
     """Train every kind and measure it; beside the accuracies stand the controls of the data set.
 
     shared: one name for the seeds of all kinds. label: added to the name of each. states: look at the states as well.
+    watching: `look` of `train`, for every kind; what it saw is in `records`.
     """
     found = Measured(controls=controls.of(data) if states else {})
     probe = data.test.take(slice(0, task.probe))
     for kind in kinds:
         name = kind + label
-        model, record = fit(kind, task, data, seed, work, shared=shared, label=label)
+        model, record = fit(kind, task, data, seed, work, shared=shared, label=label, look=watching)
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
         run = look(model, probe) if record.status != DIVERGED else None
         if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range

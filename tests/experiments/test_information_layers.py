@@ -1,0 +1,217 @@
+"""Definitions of entropy, dimension, sparsity and the rest: exact values, what a factor does, and what decides."""
+
+import math
+
+import pytest
+import torch
+
+from pdelab.experiments import information_layers as layers
+from pdelab.experiments.information_layers import ENTROPIES, axes_for, closest, contrast, decided, drop, profile
+from pdelab.experiments.scales import Scale
+from pdelab.experiments.tasks import TASKS, build, look
+from pdelab.ledger import read_claims
+from pdelab.metrics.information import (
+    channel_bounds,
+    discrete_information,
+    effective_dimension,
+    entropy,
+    per_unit_information,
+)
+from pdelab.results import Result
+from pdelab.seeds import normal, stream
+from pdelab.solver import Trajectory
+
+CLAIMS = {claim.id: claim for claim in read_claims()}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return layers.run("smoke", 0)
+
+
+def made(seed=0, scale=1.0):
+    """Five states of 60 examples, 6 tokens, 8 features."""
+    states = [normal(seed, "state", n, size=(60, 6, 8)) + n for n in range(5)]
+    return Trajectory.of([scale * u for u in states]), torch.arange(60) % 3
+
+
+def test_the_printed_figures_are_those_of_the_claims():
+    assert CLAIMS["P2-entropy"].printed["drop_percent"] == layers.DROP
+    assert CLAIMS["P2-effdim"].printed["ratio"] == layers.RATIO
+    assert CLAIMS["P2-mi"].printed["i_xt"] == layers.INFORMATION
+
+
+def test_a_histogram_counts_as_the_plug_in_does_and_uniform_entries_fill_it():
+    x = torch.linspace(0, 1, 1000, dtype=torch.float64)
+    assert layers.histogram(x, 50, 0.0, 1.0) == pytest.approx(math.log(50), abs=1e-9)
+    assert layers.histogram(x, 50, 0.0, 2.0) == pytest.approx(math.log(25), abs=0.01)
+    assert layers.histogram(x, 50, 5.0, 6.0) == 0.0  # all in the first bin
+    codes = torch.tensor([0, 0, 3, 1])
+    assert layers._entropy(codes) == pytest.approx(float(entropy(codes)))
+
+
+def test_a_factor_moves_shared_bins_by_its_logarithm_and_own_bins_not_at_all():
+    x = normal(0, "x", size=(200_000,))
+    for s in (0.5, 0.25):
+        fine = [layers.histogram(f * x, 512, -8.0, 8.0) for f in (1.0, s)]
+        assert fine[1] - fine[0] == pytest.approx(math.log(s), abs=0.02)
+        ends = x.min().item(), x.max().item()
+        own = [layers.histogram(f * x, 64, f * ends[0], f * ends[1]) for f in (1.0, s)]
+        assert own[0] == pytest.approx(own[1], abs=1e-12)
+
+
+def test_axes_that_hold_a_share_of_the_variance():
+    t = torch.zeros(6, 3, dtype=torch.float64)
+    t[0, 0], t[1, 0], t[2, 1], t[3, 1], t[4, 2], t[5, 2] = 3, -3, 1, -1, 0.1, -0.1  # variances 9 : 1 : 0.01
+    assert [axes_for(t, share) for share in (0.5, 0.89, 0.9, 0.95, 0.9995, 1.0)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_the_entropy_of_a_gaussian_per_feature():
+    t = normal(0, "t", size=(50_000, 3)) * torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    expected = 0.5 * math.log(2 * math.pi * math.e) + math.log(8) / 3
+    assert layers.gaussian_entropy(t) == pytest.approx(expected, abs=0.01)
+
+
+def test_paired_bins_see_a_copy_and_have_the_bias_of_independence():
+    u, n, bins = normal(0, "u", size=(2000, 40)), 2000, 10
+    a = torch.randint(0, bins, (n, 40), generator=stream(0, "a")).double()
+    b = torch.randint(0, bins, (n, 40), generator=stream(0, "b")).double()
+    assert layers.paired(a, b, bins) == pytest.approx((bins - 1) ** 2 / (2 * n), rel=0.1)
+    assert layers.paired(u, 3 * u + 1, bins) == pytest.approx(layers.paired(u, u, bins))
+    by_hand = float(discrete_information(a[:, 0].long(), b[:, 0].long()))
+    assert layers.paired(a[:, :1], b[:, :1], bins) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(("n", "d"), [(20, 32), (82, 128), (400, 32)])
+def test_the_participation_ratio_of_noise_follows_from_its_size_alone(n, d):
+    found = [1 / effective_dimension(normal(0, "noise", k, size=(n, d))).item() for k in range(60)]
+    expected = (n + d) / ((n - 1) * d + 2)
+    spread = torch.tensor(found).std().item()
+    assert sum(found) / 60 == pytest.approx(expected, abs=4 * spread / math.sqrt(60))
+
+
+def test_a_whole_factor_adds_at_most_its_logarithm_to_bins_of_fixed_width():
+    for s in (2, 3, 5):
+        for k in range(5):
+            x = normal(k, "x", size=(500,)) * (k + 1)
+            before, after = (layers.histogram(f * x, 400, -200.0, 200.0) for f in (1, s))
+            assert -1e-9 <= after - before <= math.log(s) + 1e-9
+
+
+def test_through_loud_noise_the_bounds_are_the_width_times_the_ratio_whatever_the_state_is():
+    states = [normal(0, "t", size=(200, 16)) * torch.arange(1, 17), torch.relu(normal(1, "t", size=(200, 16))) + 3]
+    for t in states:
+        for ratio in (1e-3, 1e-4):
+            bounds = channel_bounds(t, ratio=ratio)
+            assert bounds.upper == pytest.approx(16 * ratio, rel=40 * ratio)  # the next term is of second order
+            assert bounds.lower == pytest.approx(16 * ratio / 4, rel=40 * ratio)
+
+
+def test_branches_of_mean_zero_make_a_state_larger():
+    u, total = normal(0, "u", size=(1000, 32)), []
+    for k in range(200):
+        branch = torch.relu(u) @ normal(k, "w", size=(32, 32)) / 32**0.5
+        total.append(((u + branch).square().mean() - u.square().mean() - branch.square().mean()).item())
+    error = torch.tensor(total).std().item() / math.sqrt(200)
+    assert abs(sum(total) / 200) < 4 * error
+
+
+def test_plug_in_labels_have_the_bias_of_cells_and_classes():
+    n, cells, classes = 4000, 5, 10
+    t = torch.randint(0, cells, (n, 200), generator=stream(0, "t")).double()
+    y = torch.randint(0, classes, (n,), generator=stream(0, "y"))
+    found = per_unit_information(t, y, bins=cells).mean().item()
+    assert found == pytest.approx((cells - 1) * (classes - 1) / (2 * n), rel=0.05)
+
+
+def test_a_factor_on_all_states_changes_what_has_a_scale_and_nothing_else():
+    (one, y), (other, _) = made(), made(scale=4.0)
+    a, b = profile(one, y, 0), profile(other, y, 0)
+    changed = {name for name in a if not torch.allclose(torch.tensor(a[name]), torch.tensor(b[name]), rtol=1e-4)}
+    scaled = {"h_gauss", "magnitude", "rms", "spread", "diversity", "y_noise1.0", "shuffled_y_noise1.0"}
+    scaled |= {f"sparse{tau}" for tau in layers.THRESHOLDS}
+    scaled |= {name for name in a if name.startswith("x_noise")}
+    assert changed <= scaled
+    assert {"magnitude", "diversity", "sparse0.1", "x_noise3.0_upper"} <= changed
+    assert b["diversity"][1] == pytest.approx(16 * a["diversity"][1], rel=1e-5)
+
+
+def test_the_closest_setting_is_judged_by_its_worst_layer():
+    table = {"near once": [0.39, 0.9], "near everywhere": [0.3, 0.45]}
+    assert closest(table, 0.39) == (1, [0.3, 0.45])
+    assert drop([9.0, 2.0, 2.0, 2.0, 1.0]) == pytest.approx(50)
+
+
+def test_what_decides_is_taken_from_the_right_layers():
+    run, y = made()
+    seen = profile(run, y, 0)
+    found = decided(seen)
+    assert found["magnitude_rise"] == pytest.approx(seen["magnitude"][4] - seen["magnitude"][1])
+    raw = seen["diversity"]
+    assert found["diversity_recovery"][0] == pytest.approx(raw[4] - (raw[2] + raw[3]) / 2)
+    name = layers.DIMENSIONS[int(found["dimension_setting"])]
+    assert found["dimension"] == seen[name][2:]
+    assert found["input_information"] == seen[layers.INPUTS[int(found["input_information_setting"])]][1:]
+    assert found["entropy_drop"] == pytest.approx(drop(seen[ENTROPIES[int(found["entropy_setting"])]]))
+    assert len(found["early_drop"]) == len(layers.CONTRASTS)
+
+
+def test_a_rescaled_state_can_hide_or_make_a_fall_of_sparsity_at_a_fixed_threshold():
+    u = normal(0, "u", size=(60, 6, 8))
+    run = Trajectory.of([u, u, 2 * u, 3 * u, 4 * u])
+    fall = decided(profile(run, torch.arange(60) % 3, 0))["sparsity_fall"]
+    half = len(layers.THRESHOLDS)
+    assert min(fall[:half]) > 0
+    assert fall[half:] == [0.0] * half
+
+
+def test_the_best_simulator_is_that_with_the_largest_least_contrast():
+    found = contrast({"a": [3.0, -1.0], "b": [0.5, 0.5]}, [0.0, 0.0])
+    assert found["best"] == [0.5, 0.5]
+    assert contrast({}, [0.0]) == {}
+
+
+def test_directions_are_those_of_whole_intervals():
+    rise = {"m/up": [9.0, 1.0, 2.0], "m/down": [0.0, 3.0, 1.0], "m/both": [0.0, 0.0, 0.0]}
+    runs = []
+    for seed, shift in enumerate((-0.1, 0.0, 0.1)):
+        figures = {key: [*values[:-1], values[-1] + shift] for key, values in rise.items()}
+        figures["m/both"][-1] = (-1.0) ** seed
+        runs.append(Result("x", {}, "book", seed, "finished", figures))
+    assert layers.directions(runs, "m", ("up", "down", "both")) == {"rises": 1, "falls": 1, "neither": 1}
+
+
+def test_held_norms_stay_as_they_are_and_the_rest_is_trained():
+    task = TASKS["rows"][Scale.SMOKE]
+    data = task.load(0)
+    model = layers.hold_norms(build("residual_norm", task, data, 0))
+    free = {name for name, weights in model.named_parameters() if weights.requires_grad}
+    assert free == {name for name, _ in model.named_parameters() if "norm" not in name}
+
+
+def test_states_that_are_all_equal_give_no_figures():
+    task = TASKS["rows"][Scale.SMOKE]
+    data = task.load(0)
+    model = build("bare", task, data, 0)
+    with torch.no_grad():
+        for weights in model.equation.parameters():
+            weights.zero_()
+    assert layers.ProfileLook(data.test.take(slice(0, 20)), 0)(model) == {}
+    assert look(model, data.test.take(slice(0, 20))).status.name == "FINISHED"
+
+
+def test_every_model_has_its_figures_and_every_claim_its_controls(result):
+    for prefix in ("rows", "listops"):
+        for kind in layers.KINDS:
+            for name in ("h_hist30_own", "dim_participation_tokens", "x_ratio0.1_upper", "y_usable", "magnitude"):
+                assert len(result.figures[f"{prefix}-{kind}/{name}"]) == layers.DEPTH + 1
+                assert len(result.controls[f"{prefix}-{kind}/untrained_{name}"]) == layers.DEPTH + 1
+    for claim in CLAIMS.values():
+        if claim.evidence.get("experiment") == "information_layers":
+            for one in claim.comparisons:
+                controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
+                assert one["figure"] in result.figures
+                assert set(controls) <= set(result.controls)
+    assert len(result.figures["rows-best/early_contrast"]) == len(layers.CONTRASTS)
+    assert "rows-best/untrained_early_contrast" in result.controls
+    assert "rows-best-shuffled/early_contrast" in result.controls
