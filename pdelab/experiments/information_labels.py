@@ -9,6 +9,9 @@ no estimator, so each difference is taken by all of DECIDING, chosen before any 
 - `ratio0.03`: the same with a noise in proportion to the spread of T;
 - `level6.0`: T brought to root mean square 1, then noise of size 6: the states at a common norm.
 
+An estimate from few examples tells something of labels in any order, and more when T grows. So every difference is that
+of the estimate less its value with the labels in another order; that value alone is the control.
+
 `bins30_layer` and `unit30` are recorded beside them. A row of 30 bins a feature is another symbol for every example, so
 that the first is H(Y) whatever T is: it cannot see a fall and has no say. The probe's strength, the ratio and the
 last noise were chosen on Gaussian classes of known information, not on trained models.
@@ -43,12 +46,12 @@ RECORDED = (*DECIDING, "unit30", "bins30_layer")
 DEFINITIONS = {
     "KIND/information/ESTIMATOR/STATE": "estimate of I(T; Y) in nats at the watched steps; state 0 is the embedding",
     "KIND/information/shuffled_ESTIMATOR/STATE": "the same with the labels in one other order",
-    "KIND/label_...": "one value for each estimator of `deciding`",
+    "KIND/label_...": "one value for each estimator of `deciding`, each less its value with shuffled labels",
     "label_fall": "first step minus last, mean over the layers",
     "label_gap": "Transformer minus KIND, mean over the layers and over the watched steps after the first",
     "label_first": "the fall of layer 1 minus the largest fall of another layer",
     "label_last": "the last layer minus the highest of the others, each the mean over the steps after the first",
-    "shuffled_label_...": "the same with the labels in another order",
+    "shuffled_label_...": "the same of the value with the labels in another order alone",
     "untrained_label_...": "the same before training",
 }
 
@@ -164,20 +167,29 @@ def add(found: Measured, kinds: Sequence[str]) -> None:
         found.controls |= named(kind, _untrained(own, seen.get("transformer")))
 
 
+def _tables(own: dict[str, Tensor], prefix: str) -> list[Tensor]:
+    """One (state, step) for each of DECIDING: with a prefix the value for shuffled labels, else less that."""
+    noise = [own[f"shuffled_{name}"] for name in DECIDING]
+    return noise if prefix else [own[name] - floor for name, floor in zip(DECIDING, noise, strict=True)]
+
+
 def _differences(own: dict[str, Tensor], transformer: dict[str, Tensor] | None, prefix: str) -> Figures:
-    tables = [own[prefix + name] for name in DECIDING]
+    tables = _tables(own, prefix)
     values: Figures = {
         "label_fall": [fall(table) for table in tables],
         "label_first": [first(table) for table in tables],
         "label_last": [last(table[:, 1:]) for table in tables],
     }
     if transformer is not None and own is not transformer:
-        values["label_gap"] = [gap(transformer[prefix + name][:, 1:], own[prefix + name][:, 1:]) for name in DECIDING]
+        pairs = zip(_tables(transformer, prefix), tables, strict=True)
+        values["label_gap"] = [gap(theirs[:, 1:], ours[:, 1:]) for theirs, ours in pairs]
     return {prefix + name: value for name, value in values.items()}
 
 
 def _untrained(own: dict[str, Tensor], transformer: dict[str, Tensor] | None) -> Figures:
-    values: Figures = {"untrained_label_last": [last(own[name][:, :1]) for name in DECIDING]}
+    tables = _tables(own, "")
+    values: Figures = {"untrained_label_last": [last(table[:, :1]) for table in tables]}
     if transformer is not None and own is not transformer:
-        values["untrained_label_gap"] = [gap(transformer[name][:, :1], own[name][:, :1]) for name in DECIDING]
+        pairs = zip(_tables(transformer, ""), tables, strict=True)
+        values["untrained_label_gap"] = [gap(theirs[:, :1], ours[:, :1]) for theirs, ours in pairs]
     return values

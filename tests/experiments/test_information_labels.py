@@ -127,6 +127,9 @@ def test_the_text_has_curves_differences_and_controls_of_every_estimator(result)
             assert len(result.controls[f"{kind}/untrained_label_gap"]) == len(DECIDING)
     assert "other/label_gap" in result.controls
     assert result.configuration["deciding"] == list(DECIDING)
-    first = [result.figures[f"linear/information/usable/{state}"][0] for state in (1, 2)]
-    last = [result.figures[f"linear/information/usable/{state}"][-1] for state in (1, 2)]
-    assert result.figures["linear/label_fall"][0] == pytest.approx((sum(first) - sum(last)) / 2, abs=1e-6)
+    falls = {}
+    for word, place in (("", result.figures), ("shuffled_", result.controls)):
+        of = [place[f"linear/information/{word}usable/{state}"] for state in (1, 2)]
+        falls[word] = sum(curve[0] - curve[-1] for curve in of) / 2
+    assert result.figures["linear/label_fall"][0] == pytest.approx(falls[""] - falls["shuffled_"], abs=1e-6)
+    assert result.controls["linear/shuffled_label_fall"][0] == pytest.approx(falls["shuffled_"], abs=1e-6)
