@@ -189,13 +189,13 @@ class Store:
 
 
 def in_words(results: Sequence[Result]) -> str:
-    """Which seeds are recorded, what was cut from them and how long one took: what a page says of its evidence."""
+    """Which seeds are recorded, what was cut from them and how long the last call of one took: for a page to say."""
     if not results:
         return "nothing recorded"
     cuts = sorted({r.configuration.get("cut", "nothing cut") for r in results})
     seconds = math.fsum(r.seconds for r in results) / len(results)
     seeds = ("seed " if len(results) == 1 else "seeds ") + ", ".join(str(r.seed) for r in results)
-    return f"{seeds}; {' / '.join(cuts)}; {seconds:,.0f} s a seed"
+    return f"{seeds}; {' / '.join(cuts)}; {seconds:,.0f} s a seed in its last call"
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,9 @@ def interval(values: Sequence[float], diverged: int = 0) -> Summary:
 def summarise(results: Sequence[Result], figure: str, *, control: bool = False) -> Summary | list[Summary]:
     """A figure (or control) over seeds: one Summary, or one per layer where the figure is a list.
 
-    Only finished runs enter the mean; the diverged ones are counted beside it. Results of several scales or
-    configurations are refused: their mean would mean nothing.
+    Only finished runs enter the mean; the diverged ones are counted beside it, and so is a run in which some model
+    diverged and the figure, which may need that model, is missing. Results of several scales or configurations are
+    refused: their mean would mean nothing.
     """
     if not results:
         raise ValueError("results is empty; record the experiment first")
@@ -252,6 +253,7 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError(f"results holds interrupted runs (seeds {unfinished}); finish them or leave them out")
     model = figure.split("/")[0]
     finished = [r for r in results if r.status == "finished" and model not in r.diverged]
+    finished = [r for r in finished if not r.diverged or figure in (r.controls if control else r.figures)]
     diverged = len(results) - len(finished)
     tables = [r.controls if control else r.figures for r in finished]
     missing = [r.seed for r, table in zip(finished, tables, strict=True) if figure not in table]

@@ -144,8 +144,8 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         for one in found
     )
     ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
-    if cut := sorted({r.configuration["cut"] for r in finished if "cut" in r.configuration}):
-        because, ours = (f"{words}; cut to {', '.join(cut)}" for words in (because, ours))
+    if cut := finished[0].configuration.get("cut"):
+        because, ours = (f"{words}; cut to {cut}" for words in (because, ours))
     control = "; ".join(
         (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
         for one in found
@@ -174,7 +174,8 @@ def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Pass
     slack = one.get("tolerance", 0.0)
 
     def all_pass(summaries: tuple[Summary, ...], targets: tuple[float, ...]) -> bool | None:
-        answers = [passes(s, target, slack) for s, target in zip(summaries, targets, strict=True)]
+        pairs = zip(summaries, targets, strict=True)
+        answers = [passes(s, target, slack) if s.seeds >= MIN_SEEDS else None for s, target in pairs]
         return False if False in answers else None if None in answers else True
 
     mine = all_pass(ours, targets)

@@ -214,7 +214,7 @@ def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int 
     if not len(examples):
         raise ValueError("examples is empty; give at least one")
     if examples.mask is not None:
-        examples = examples.take(examples.mask.sum(dim=1).argsort(stable=True))
+        examples = examples.take(examples.by_length())
     device = _device(model)
     loss, right, answers = 0.0, 0.0, 0
     with _evaluating(model):
@@ -327,6 +327,7 @@ def train(
     evaluations are without it. With a folder both must be functions of a module, or a functools.partial of one: by that
     a checkpoint knows them.
     look: look(model) gives named numbers to record at the steps of settings.watch, in eval mode, without gradients.
+    With a folder its repr has to say what it is, as a dataclass's does: by that a checkpoint knows it.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
@@ -340,7 +341,7 @@ def train(
             path = Path(folder) / "checkpoint.pt"
             given = {"objective": objective, "penalty": penalty}
             chosen = settings.that_matter() | {key: _name(f) for key, f in given.items() if f is not None}
-            own = checkpoints.fingerprint(model, data, chosen, seed)
+            own = checkpoints.fingerprint(model, data, chosen, seed) | {"look": None if look is None else repr(look)}
             stack.enter_context(checkpoints.alone_in(path.parent))
             if path.exists():
                 record = Training.read(checkpoints.load(path, own, model, optimiser))

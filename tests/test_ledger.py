@@ -233,6 +233,7 @@ def test_two_seeds_decide_nothing(store, rule):
     [
         (spread(2.0), spread(0.0), "holds"),  # a control of no difference, as it should be
         (spread(2.0), spread(0.0, 5.0), "undecided"),  # it may be as large as ours
+        (spread(2.0, 0.5), spread(0.0, 0.5), "undecided"),  # it ends between our low end and our mean
         (spread(2.0), spread(-1.0), "holds"),
         (spread(2.0), spread(1.0), "trivial"),
         (spread(-2.0), spread(0.0), "fails"),

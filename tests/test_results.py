@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import subprocess
@@ -139,9 +140,9 @@ def test_a_figure_per_layer_is_summarised_per_layer():
 
 def test_what_is_recorded_is_said_in_words():
     assert in_words([]) == "nothing recorded"
-    assert in_words([result(4, seconds=2.0)]) == "seed 4; nothing cut; 2 s a seed"
+    assert in_words([result(4, seconds=2.0)]) == "seed 4; nothing cut; 2 s a seed in its last call"
     runs = [result(0, seconds=1000.0), result(2, seconds=1400.0)]
-    assert in_words(runs) == "seeds 0, 2; nothing cut; 1,200 s a seed"
+    assert in_words(runs) == "seeds 0, 2; nothing cut; 1,200 s a seed in its last call"
     assert "; 9 of 90 training steps / nothing cut; " in in_words(
         [*runs, result(3, configuration={"cut": "9 of 90 training steps"})]
     )
@@ -192,6 +193,15 @@ def test_a_store_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
 def test_interrupted_runs_are_not_averaged():
     with pytest.raises(ValueError, match=r"interrupted runs \(seeds \[1\]\)"):
         summarise([result(0), result(1, "interrupted")], "loss")
+
+
+def test_a_figure_that_needs_a_model_that_diverged_is_missing_with_it():
+    whole, lost = result(0, figures={"best/f": 2.0}), result(1, figures={"a/f": 1.0})
+    lost = dataclasses.replace(lost, diverged={"b": 3})
+    found = summarise([whole, lost], "best/f")
+    assert (found.mean, found.seeds, found.diverged) == (2.0, 1, 1)
+    with pytest.raises(ValueError, match="missing for seeds"):
+        summarise([whole, dataclasses.replace(lost, diverged={})], "best/f")
 
 
 def test_a_model_that_diverged_is_counted_for_its_own_figures_alone():

@@ -62,6 +62,11 @@ class Examples:
     def to(self, device: torch.device | str) -> "Examples":
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
+    def by_length(self) -> Tensor:
+        """Indices of the examples from the shortest to the longest; as they are where all have one length."""
+        count = len(self)
+        return torch.arange(count) if self.mask is None else self.mask.sum(dim=1).cpu().argsort(stable=True)
+
     def batches(self, size: int) -> Iterator["Examples"]:
         """All examples in order, `size` at a time; the last batch may be smaller."""
         for start in range(0, len(self), size):

@@ -112,4 +112,4 @@ def spectra(states: Sequence[Field], mask: Mask | None) -> Figures:
 
 def energy_gap(one: Sequence[float], other: Sequence[float]) -> float:
     """The largest distance between two curves of cumulative energy."""
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+    return (torch.tensor(one, dtype=torch.float64) - torch.tensor(other, dtype=torch.float64)).abs().amax().item()

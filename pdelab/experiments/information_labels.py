@@ -63,9 +63,7 @@ def pooled(model: Model, examples: Examples, batch: int = 50) -> Tensor | None:
     Examples of like length are computed together, so that little of the work is on padding.
     """
     device = next(model.parameters()).device
-    order = torch.arange(len(examples))
-    if examples.mask is not None:
-        order = examples.mask.sum(dim=1).cpu().argsort(stable=True)
+    order = examples.by_length()
     found = []
     for chosen in order.split(batch):
         part = examples.take(chosen).to(device)
@@ -120,7 +118,7 @@ class LabelLook:
 
 def curves(record: Training) -> dict[str, Tensor] | None:
     """ESTIMATOR → (state, step) of a training with a LabelLook; None if the states were not finite at some step."""
-    if not record.watched or not record.watched[0].looked:
+    if not any(seen.looked for seen in record.watched):
         raise ValueError("record was made without a LabelLook; remove its checkpoint and train anew")
     if not all(seen.looked for seen in record.watched):
         return None
@@ -155,8 +153,12 @@ def add(found: Measured, kinds: Sequence[str]) -> None:
 
     `other`, a second Transformer, is a control: between two of a kind there is no gap.
     """
-    seen = {kind: curves(found.records[kind]) for kind in ("transformer", "other", *kinds) if kind in found.records}
-    seen = {kind: curve for kind, curve in seen.items() if curve is not None}
+    seen = {}
+    for kind in ("transformer", "other", *kinds):
+        if kind in found.records and (curve := curves(found.records[kind])) is not None:
+            seen[kind] = curve
+        elif kind in found.records:
+            found.diverged[kind] = next(look.step for look in found.records[kind].watched if not look.looked)
     for kind, own in seen.items():
         place = found.controls if kind == "other" else found.figures
         for name, table in own.items():

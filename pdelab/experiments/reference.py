@@ -48,20 +48,21 @@ SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
 AT_PAPER = SIMULATORS[:2]
 MATCHED = ("printed", "bare")  # the simulators of protocols (b) and (c)
 OF_P1 = ("earlier", "linear")
-BEST = {  # of the similarities that the papers print
-    "overall_mse": min,
-    "overall_nmse": min,
-    "overall_cosine": max,
-    "overall_centred_cosine": max,
-    "overall_spectral": max,
-    "overall_mean_spectral": max,
-    "overall_cka": max,
-    "overall_attention_cosine": max,
-    "overall_attention_kl": min,
-    "overall_mean_attention_cosine": max,
-    "overall_mean_attention_kl": min,
-    "energy_gain": max,
+BEST = {  # of the similarities that the papers print; a NaN stays one
+    "overall_mse": torch.amin,
+    "overall_nmse": torch.amin,
+    "overall_cosine": torch.amax,
+    "overall_centred_cosine": torch.amax,
+    "overall_spectral": torch.amax,
+    "overall_mean_spectral": torch.amax,
+    "overall_cka": torch.amax,
+    "overall_attention_cosine": torch.amax,
+    "overall_attention_kl": torch.amin,
+    "overall_mean_attention_cosine": torch.amax,
+    "overall_mean_attention_kl": torch.amin,
+    "energy_gain": torch.amax,
 }
+SHARES = {False: 10, True: 3}  # at paper size (c) has one part in so many of the steps; True: for P1's texts
 FITTED = 4  # times `probe` training examples, for maps and means
 MAPS = (
     8_000_000  # entries of attention maps that one layer may have; fewer examples are looked at where tokens are many
@@ -152,6 +153,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     task = full.cut(work.steps)
     data = task.load(seed)
     p1, long = name in ("rows", "text"), scale is Scale.PAPER and name != "rows"
+    share = SHARES[p1] if long else 1
     simulators = OF_P1 if p1 else AT_PAPER if long else SIMULATORS
     others = () if long and not p1 else ("other",)
     watching = None
@@ -161,7 +163,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     if not long:
         found.absorb(_fooled(task, data, seed, work))
     if "transformer" in found.models:
-        matched, share = OF_P1[:1] if p1 else MATCHED, 1 if not long else 3 if p1 else 10
+        matched = OF_P1[:1] if p1 else MATCHED
         models = _models(found, task, data, seed, work, simulators, matched, share)
         _compare(found, models, task, data, seed)
         _gradients(found)
@@ -170,6 +172,8 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     if p1:
         sensitivity.add(found, OF_P1, task, data, seed)
     known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
+    if share > 1:
+        known["distilled_steps"] = max(1, task.settings.steps // share)
     if watching is not None:
         information_labels.add(found, OF_P1)
         known |= {"information": information_labels.DEFINITIONS, "deciding": list(information_labels.DECIDING)}
@@ -243,7 +247,7 @@ def _gradients(found: Measured) -> None:
     spikes = {kind: found.figures[f"{kind}/gradient_largest"] / known[kind] for kind in sizes if known[kind] > 0}
     for kind in sizes:
         found.figures |= named(kind, {"weights": float(sizes[kind])})
-        if kind == "transformer" or kind not in spikes:
+        if kind == "transformer" or not {kind, "transformer"} <= spikes.keys():
             continue
         ratio = math.log10(known[kind] / known["transformer"])
         by_weight = ratio - math.log10(sizes[kind] / sizes["transformer"]) / 2
@@ -258,7 +262,7 @@ def _best(found: Measured, simulators: tuple[str, ...]) -> None:
     for name, choose in BEST.items():
         values = [found.figures[f"{kind}/{name}"] for kind in simulators if f"{kind}/{name}" in found.figures]
         if values:
-            found.figures |= {f"best/{name}": choose(values)}
+            found.figures |= {f"best/{name}": choose(torch.tensor(values, dtype=torch.float64)).item()}
 
 
 def _profiles(found: Measured) -> None:
@@ -270,8 +274,8 @@ def _profiles(found: Measured) -> None:
         for key in [key for key in place if key.endswith("/fidelity") or key.endswith("/untrained_fidelity")]:
             kind, _, name = key.rpartition("/")
             before = name.removesuffix("fidelity")
-            values = place[key]
-            place |= named(kind, {f"{before}profile": values[:-1], f"{before}lowest_fidelity": min(values)})
+            values, lowest = place[key], torch.tensor(place[key], dtype=torch.float64).amin().item()
+            place |= named(kind, {f"{before}profile": values[:-1], f"{before}lowest_fidelity": lowest})
 
 
 def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figures:

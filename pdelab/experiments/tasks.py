@@ -119,7 +119,7 @@ def _settings(steps: int, watched: int = 4, **others) -> Settings:
 
 WATCHED = 21  # steps at which P1's tasks watch the gradients of every layer
 _MNIST_ROWS = Task("mnist-rows", _settings(4_685, WATCHED), depth=10, width=64)  # five epochs of batches of 64
-_PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64, "diffusion": 1e-7}  # DΔt/Δx² = 0.017, as in the book
+_PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64, "diffusion": 1e-7}  # DΔt/Δx² = 0.017 for 1,000 tokens
 TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
         Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),

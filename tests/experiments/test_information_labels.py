@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pdelab.checkpoints import RefusedCheckpoint
 from pdelab.datasets.base import Examples
 from pdelab.experiments import information_labels, reference, tasks
 from pdelab.experiments.information_labels import DECIDING, RECORDED, LabelLook, curves, of_labels, pooled
@@ -72,6 +73,55 @@ def test_the_differences_are_those_of_a_curve_made_by_hand():
     assert information_labels.last(curve[:, 1:]) == pytest.approx(3.75 - 1.5)
     assert information_labels.gap(curve + 1, curve) == pytest.approx(1)
     assert information_labels.first(curve.flip(1)) == pytest.approx(-3 + 0.5)  # all rise, layer 1 most
+
+
+def made_by_hand(shift):
+    """A record of three steps in which every estimator sees the same two layers, and shuffled labels 0.1 and 0.3."""
+    steps = [([9, 1, 2], [0, 0.1, 0.1]), ([9, 4, 8], [0, 0.1, 0.3]), ([9, 5, 3], [0, 0.3, 0.1])]  # (states, shuffled)
+    record = Training()
+    for step, (known, floor) in enumerate(steps):
+        looked = {name: [value + shift * step for value in known] for name in DECIDING}
+        looked |= {f"shuffled_{name}": floor for name in DECIDING}
+        record.watched.append(Watched(step, {}, {}, looked=looked))
+    return record
+
+
+def test_differences_are_less_what_shuffled_labels_give_and_controls_are_that_alone():
+    records = {"transformer": made_by_hand(0.0), "linear": made_by_hand(-1.0)}
+    found = tasks.Measured(records=records)
+    information_labels.add(found, ("linear",))
+    n = len(DECIDING)
+    fall = ((1 - 5) + (2 - 3)) / 2 - ((0.1 - 0.3) + (0.1 - 0.1)) / 2
+    assert found.figures["transformer/label_fall"] == pytest.approx([fall] * n, abs=1e-5)
+    assert found.figures["linear/label_fall"] == pytest.approx([fall + 2] * n, abs=1e-5)
+    assert found.figures["linear/label_gap"] == pytest.approx([1.5] * n, abs=1e-5)  # 1 and 2 after the first step
+    last = (8 + 3) / 2 - (4 + 5) / 2 - (0.2 - 0.2)
+    assert found.figures["transformer/label_last"] == pytest.approx([last] * n, abs=1e-5)
+    assert found.controls["transformer/shuffled_label_fall"] == pytest.approx([-0.1] * n, abs=1e-5)
+    assert found.controls["linear/shuffled_label_gap"] == pytest.approx([0.0] * n, abs=1e-5)
+    assert found.controls["transformer/untrained_label_last"] == pytest.approx([1.0] * n, abs=1e-5)
+    assert found.controls["linear/untrained_label_gap"] == pytest.approx([0.0] * n, abs=1e-5)
+
+
+def test_a_model_whose_states_were_not_finite_is_named():
+    record = made_by_hand(0.0)
+    record.watched[1] = Watched(1, {}, {})
+    found = tasks.Measured(records={"transformer": made_by_hand(0.0), "linear": record})
+    information_labels.add(found, ("linear",))
+    assert found.diverged == {"linear": 1}
+    assert "linear/label_gap" not in found.figures
+
+
+def test_the_checkpoint_of_a_run_with_another_look_is_refused(topics, tmp_path):
+    settings = Settings(steps=1, batch=8, watch=(0, 1))
+    for count in (40, 30):
+        model = build("linear", TEXT, topics, 0)
+        look = LabelLook(topics.test.take(slice(0, count)), 0)
+        if count == 30:
+            with pytest.raises(RefusedCheckpoint, match="look"):
+                train(model, topics, settings, seed=0, progress=False, look=look, folder=tmp_path)
+        else:
+            train(model, topics, settings, seed=0, progress=False, look=look, folder=tmp_path)
 
 
 def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path):

@@ -18,6 +18,7 @@ from pdelab.experiments.tasks import DEFINITIONS, TASKS, Task, build, fit
 from pdelab.models import VARIANTS, transformer
 from pdelab.results import Result, Store
 from pdelab.solver import Trajectory
+from pdelab.terms.diffusion import Diffusion
 from pdelab.training import Settings, train
 
 IMAGES = TASKS["images"][Scale.SMOKE]
@@ -403,3 +404,11 @@ def test_operations_of_a_step_are_those_that_torch_counts():
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(u).sum().backward()
     assert counter.get_total_flops() == task.operations(20)
+
+
+@pytest.mark.parametrize("kind", ["printed", "earlier", "diffusion_only"])
+def test_a_simulator_diffuses_as_its_task_says(kind):
+    task = dataclasses.replace(TASKS["images"][Scale.SMOKE], diffusion=3e-6)
+    model = build(kind, task, task.load(0), 0)
+    found = [part.coefficient for part in model.modules() if isinstance(part, Diffusion)]
+    assert found == [3e-6] * task.depth

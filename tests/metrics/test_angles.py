@@ -39,6 +39,9 @@ def test_rounding_widens_the_bounds_to_all_that_may_have_been_printed():
 def test_angles_beyond_a_half_turn_come_back():
     low, _ = third_cosine(-0.9, -0.9)
     assert low == pytest.approx(0.81 - 0.19)
+    low, _ = third_cosine(-0.9, -0.9, 0.05)
+    grid = torch.linspace(-0.95, -0.85, 21).tolist()
+    assert low == pytest.approx(min(third_cosine(a, b)[0] for a in grid for b in grid), abs=1e-9)
 
 
 @pytest.mark.parametrize("given", [(1.1, 0.0), (0.0, math.nan), (0.5, 0.5, -0.1)])
