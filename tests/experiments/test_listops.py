@@ -130,6 +130,7 @@ def test_unrelated_models_share_the_embedding_and_are_compared_with_the_model(da
     ]
     assert found["other"] == pytest.approx(by_hand, abs=1e-6)
     assert found["printed"][0] == pytest.approx(1)
+    assert found["other_fidelity"] == pytest.approx(fidelity(look(other, probe)).tolist(), abs=1e-6)
     assert found["fidelity"] == pytest.approx(fidelity(look(model, probe)).tolist(), abs=1e-6)
 
 
@@ -153,6 +154,20 @@ def test_the_sweep_has_every_scale_and_place_with_its_controls():
             for key in ("other", "printed", "untrained_other", "untrained_printed", "untrained_fidelity"):
                 assert len(result.controls[f"{name}/{key}"]) == TASK.depth + 1
             assert result.controls[f"{name}/untrained_input_rms"] == pytest.approx(factor, rel=0.1)
+    for place, key, best in (
+        (result.figures, "fidelity", "best"),
+        (result.controls, "untrained_fidelity", "untrained_best"),
+        (result.controls, "other_fidelity", "other_best"),
+        (result.controls, "printed_fidelity", "printed_best"),
+    ):
+        least = [min(place[f"pre {s}/{key}"][: TASK.depth]) for s in embedding_scale.SCALES]
+        assert place[f"{best}/lowest_fidelity"] == max(least)
+
+
+def test_the_best_scale_is_that_of_the_largest_least_fidelity_and_the_last_state_does_not_count():
+    seen = {"pre 1/fidelity": [1.0, 0.6, 0.1], "pre 3/fidelity": [1.0, 0.7, 0.0], "post 3/fidelity": [1.0, 0.9, 0.9]}
+    assert embedding_scale.lowest_at_best(seen, "fidelity") == {"best/lowest_fidelity": 0.7}
+    assert embedding_scale.lowest_at_best({}, "fidelity") == {}
 
 
 def test_a_model_that_diverges_in_the_sweep_is_named(monkeypatch):
