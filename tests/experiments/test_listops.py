@@ -15,6 +15,8 @@ from pdelab.experiments.tasks import TASKS, build, fit, look
 from pdelab.metrics.similarity import cosine, fidelity
 from pdelab.results import Store
 from pdelab.solver import Trajectory
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
 
 TASK = TASKS["listops"][Scale.SMOKE]
 
@@ -108,6 +110,26 @@ def test_profiles_go_from_the_embedding_to_the_last_layer_but_one(result):
             assert place[f"{kind}/{before}profile"] == values[:-1]
             assert place[f"{kind}/{before}lowest_fidelity"] == min(values)
             assert values[0] == pytest.approx(1)
+
+
+def test_a_net_with_its_stream_negated_stays_so_in_training(data):
+    """Why a raw cosine of two nets trained apart has mean 0 over seeds: its sign is a coin toss."""
+    for kind in ("transformer", "printed", "bare", "earlier"):
+        model, twin = (build(kind, TASK, data, 0) for _ in range(2))
+        into, out_of = [twin.readout.weight], [*twin.embed.parameters()]
+        for term in twin.equation.modules():
+            if isinstance(term, Interaction):
+                into, out_of = [*into, term.qkv.weight], [*out_of, *term.out.parameters()]
+            if isinstance(term, Reaction):
+                into, out_of = [*into, term.inner.weight], [*out_of, *term.outer.parameters()]
+        with torch.no_grad():
+            for weights in (*into, *out_of):
+                weights.neg_()
+        for one in (model, twin):
+            tasks.trained(one, data, TASK.settings, 0, Workplace(), kind)
+        probe = data.test.take(slice(0, 20))
+        for u, v in zip(look(model, probe).states, look(twin, probe).states, strict=True):
+            torch.testing.assert_close(u, -v)
 
 
 def test_enlarging_an_embedding_multiplies_the_first_state_alone(data):
