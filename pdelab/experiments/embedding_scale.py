@@ -6,8 +6,11 @@ large, 1 − cos(u_l, u_0) falls as 1/s². A post-LayerNorm layer adds Att(u), w
 Here the embedding of a pre- and a post-LayerNorm Transformer is multiplied by s before training, all else alike, and
 the training is short. `pre s/…`, `post s/…`: fidelity, accuracy, size of the embedding. As controls: the same model
 untrained, and two models that cannot be related to it but for its embedding, a second Transformer (`other`) and the
-printed simulator (`printed`), both untrained: their cosine with its states, trained and untrained. A copy of the input
-has the fidelity as its cosine.
+printed simulator (`printed`), both untrained: their cosine with its states, trained and untrained, and their own
+fidelity. A copy of the input has the fidelity as its cosine.
+
+`best/lowest_fidelity` is the least fidelity from the embedding to the last layer but one (L0 to L5 of P2), at that s of
+pre-LayerNorm where it is largest. `untrained_best/…`, `other_best/…` and `printed_best/…`: the controls' own best s.
 """
 
 import torch
@@ -49,8 +52,16 @@ def beside_unrelated(model: Model, task: Task, data: Dataset, seed: int, probe: 
     for kind in UNRELATED:
         other = build(kind, task, data, seed).to(run.final.device)
         other.embed.load_state_dict(model.embed.state_dict())
-        found[kind] = alignment.alignment(look(other, probe).states, run, ["cosine"])["cosine"]
+        seen = look(other, probe)
+        found[kind] = alignment.alignment(seen.states, run, ["cosine"])["cosine"]
+        found[f"{kind}_fidelity"] = fidelity(seen).tolist()
     return found
+
+
+def lowest_at_best(figures: Figures, name: str) -> Figures:
+    """The least fidelity `name` of L0 to L5, at the scale of pre-LayerNorm where it is largest; {} if all diverged."""
+    found = [figures[f"pre {s}/{name}"] for s in SCALES if f"pre {s}/{name}" in figures]
+    return {f"{name.removesuffix('fidelity')}best/lowest_fidelity": max(min(f[:-1]) for f in found)} if found else {}
 
 
 @experiment(Scale.SMOKE, Scale.BOOK)
@@ -72,6 +83,10 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 found.diverged[name] = record.stopped_at or record.step
                 continue
             found.controls |= named(name, {f"untrained_{key}": value for key, value in before.items()})
-            found.controls |= named(name, {key: after.pop(key) for key in UNRELATED})
-            found.figures |= named(name, after | {"accuracy": record.accuracy})
+            own = {key: after.pop(key) for key in ("fidelity", "input_rms")}
+            found.controls |= named(name, after)
+            found.figures |= named(name, own | {"accuracy": record.accuracy})
+    found.figures |= lowest_at_best(found.figures, "fidelity")
+    for name in ("untrained_fidelity", *(f"{kind}_fidelity" for kind in UNRELATED)):
+        found.controls |= lowest_at_best(found.controls, name)
     return found.result("embedding_scale", task, scale, seed, scales=list(SCALES))

@@ -15,6 +15,8 @@ from pdelab.experiments.tasks import TASKS, build, fit, look
 from pdelab.metrics.similarity import cosine, fidelity
 from pdelab.results import Store
 from pdelab.solver import Trajectory
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.reaction import Reaction
 
 TASK = TASKS["listops"][Scale.SMOKE]
 
@@ -110,6 +112,26 @@ def test_profiles_go_from_the_embedding_to_the_last_layer_but_one(result):
             assert values[0] == pytest.approx(1)
 
 
+def test_a_net_with_its_stream_negated_stays_so_in_training(data):
+    """Why a raw cosine of two nets trained apart has mean 0 over seeds: its sign is a coin toss."""
+    for kind in ("transformer", "printed", "bare", "earlier"):
+        model, twin = (build(kind, TASK, data, 0) for _ in range(2))
+        into, out_of = [twin.readout.weight], [*twin.embed.parameters()]
+        for term in twin.equation.modules():
+            if isinstance(term, Interaction):
+                into, out_of = [*into, term.qkv.weight], [*out_of, *term.out.parameters()]
+            if isinstance(term, Reaction):
+                into, out_of = [*into, term.inner.weight], [*out_of, *term.outer.parameters()]
+        with torch.no_grad():
+            for weights in (*into, *out_of):
+                weights.neg_()
+        for one in (model, twin):
+            tasks.trained(one, data, TASK.settings, 0, Workplace(), kind)
+        probe = data.test.take(slice(0, 20))
+        for u, v in zip(look(model, probe).states, look(twin, probe).states, strict=True):
+            torch.testing.assert_close(u, -v)
+
+
 def test_enlarging_an_embedding_multiplies_the_first_state_alone(data):
     probe = data.test.take(slice(0, 5))
     model, twin = (build("transformer", TASK, data, 0) for _ in range(2))
@@ -130,6 +152,7 @@ def test_unrelated_models_share_the_embedding_and_are_compared_with_the_model(da
     ]
     assert found["other"] == pytest.approx(by_hand, abs=1e-6)
     assert found["printed"][0] == pytest.approx(1)
+    assert found["other_fidelity"] == pytest.approx(fidelity(look(other, probe)).tolist(), abs=1e-6)
     assert found["fidelity"] == pytest.approx(fidelity(look(model, probe)).tolist(), abs=1e-6)
 
 
@@ -153,6 +176,20 @@ def test_the_sweep_has_every_scale_and_place_with_its_controls():
             for key in ("other", "printed", "untrained_other", "untrained_printed", "untrained_fidelity"):
                 assert len(result.controls[f"{name}/{key}"]) == TASK.depth + 1
             assert result.controls[f"{name}/untrained_input_rms"] == pytest.approx(factor, rel=0.1)
+    for place, key, best in (
+        (result.figures, "fidelity", "best"),
+        (result.controls, "untrained_fidelity", "untrained_best"),
+        (result.controls, "other_fidelity", "other_best"),
+        (result.controls, "printed_fidelity", "printed_best"),
+    ):
+        least = [min(place[f"pre {s}/{key}"][: TASK.depth]) for s in embedding_scale.SCALES]
+        assert place[f"{best}/lowest_fidelity"] == max(least)
+
+
+def test_the_best_scale_is_that_of_the_largest_least_fidelity_and_the_last_state_does_not_count():
+    seen = {"pre 1/fidelity": [1.0, 0.6, 0.1], "pre 3/fidelity": [1.0, 0.7, 0.0], "post 3/fidelity": [1.0, 0.9, 0.9]}
+    assert embedding_scale.lowest_at_best(seen, "fidelity") == {"best/lowest_fidelity": 0.7}
+    assert embedding_scale.lowest_at_best({}, "fidelity") == {}
 
 
 def test_a_model_that_diverges_in_the_sweep_is_named(monkeypatch):
