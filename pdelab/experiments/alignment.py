@@ -111,5 +111,5 @@ def spectra(states: Sequence[Field], mask: Mask | None) -> Figures:
 
 
 def energy_gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest distance between two curves of cumulative energy."""
-    return (torch.tensor(one, dtype=torch.float64) - torch.tensor(other, dtype=torch.float64)).abs().amax().item()
+    """The largest distance between two curves of cumulative energy; NaN if one has a NaN."""
+    return torch.tensor([abs(a - b) for a, b in zip(one, other, strict=True)], dtype=torch.float64).amax().item()

@@ -124,7 +124,7 @@ def test_the_checkpoint_of_a_run_with_another_look_is_refused(topics, tmp_path):
             train(model, topics, settings, seed=0, progress=False, look=look, folder=tmp_path)
 
 
-def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path):
+def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path, monkeypatch):
     settings = Settings(steps=4, batch=8, watch=(0, 2, 4), checkpoint_every=1)
     look = LabelLook(topics.test.take(slice(0, 200)), 0)
     whole = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, look=look)
@@ -135,13 +135,16 @@ def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path):
 
     looks = iter(range(9))
 
-    def stopping(model):
+    def stopping(self, model):
         if next(looks) == 1:
             raise Stop
-        return look(model)
+        return look_once(self, model)
 
+    look_once = LabelLook.__call__
+    monkeypatch.setattr(LabelLook, "__call__", stopping)
     with pytest.raises(Stop):
-        train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, folder=folder, look=stopping)
+        train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, folder=folder, look=look)
+    monkeypatch.undo()
     again = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, folder=folder, look=look)
     for name, table in curves(whole).items():
         torch.testing.assert_close(curves(again)[name], table, rtol=0, atol=0)

@@ -48,6 +48,7 @@ def test_overall_figures_leave_out_the_first_state_but_no_layer_of_attention(res
 
 def test_the_gap_of_two_energy_curves_is_the_largest_distance_and_has_a_sign_in_the_gain_alone(result):
     assert alignment.energy_gap([0.2, 0.5, 1.0], [0.3, 0.9, 1.0]) == pytest.approx(0.4)
+    assert math.isnan(alignment.energy_gap([0.2, math.nan], [0.3, 0.9]))
     with pytest.raises(ValueError, match="zip"):
         alignment.energy_gap([1.0], [0.5, 1.0])
     figures, known = result.figures, result.controls
@@ -64,9 +65,11 @@ def test_the_best_simulator_is_chosen_for_each_similarity_among_those_trained_ap
     for name, choose in reference.BEST.items():
         own = [figures[f"{kind}/{name}"] for kind in reference.SIMULATORS if f"{kind}/{name}" in figures]
         assert len(own) >= 3  # diffusion alone has no attention
-        assert figures[f"best/{name}"] == choose(own)
-    assert reference.BEST["overall_mse"]([1.0, 2.0]) == 1.0
-    assert reference.BEST["energy_gain"]([1.0, 2.0]) == 2.0
+        assert figures[f"best/{name}"] == choose(torch.tensor(own, dtype=torch.float64)).item()
+    pair = torch.tensor([1.0, 2.0, math.nan])
+    assert reference.BEST["overall_mse"](pair[:2]) == 1.0
+    assert reference.BEST["energy_gain"](pair[:2]) == 2.0
+    assert all(choose(pair).isnan() for choose in reference.BEST.values())  # no NaN hides behind a better one
 
 
 def test_gradients_are_compared_as_whole_norms_per_weight_and_in_their_spikes(result, data):

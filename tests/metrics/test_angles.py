@@ -40,7 +40,7 @@ def test_angles_beyond_a_half_turn_come_back():
     low, _ = third_cosine(-0.9, -0.9)
     assert low == pytest.approx(0.81 - 0.19)
     low, _ = third_cosine(-0.9, -0.9, 0.05)
-    grid = torch.linspace(-0.95, -0.85, 21).tolist()
+    grid = torch.linspace(-0.95, -0.85, 21, dtype=torch.float64).tolist()
     assert low == pytest.approx(min(third_cosine(a, b)[0] for a in grid for b in grid), abs=1e-9)
 
 
