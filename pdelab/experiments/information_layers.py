@@ -3,7 +3,7 @@
 P2 figures 6, 9 and 10 print numbers for a Transformer of four layers, and define none of them. Here every definition
 that we know is measured on the same states: `tokens`, every real token a sample, and `T`, the mean over tokens, one
 sample an example. States: 0 the embedding, 1 … 4 the layers. Models: `rows-KIND` on digits read row by row, which
-decide, and `listops-KIND`, recorded beside. Rules, fixed before the first run:
+decide, at P2's size, and `listops-KIND` at the book's width, recorded beside. Rules, fixed before the first run:
 
 - The pre-LayerNorm Transformer decides where the claim does not name both.
 - Printed figures (entropy, dimension, I(X;T)): the setting of a sweep that comes closest, seed by seed; each control
@@ -13,10 +13,15 @@ decide, and `listops-KIND`, recorded beside. Rules, fixed before the first run:
 - Early drop: I(X;T) of the embedding minus that after layer 2 of 4. `best/early_contrast`: the simulator's minus the
   Transformer's, for the simulator whose least value over the settings is largest.
 
+Changed after the first results, which were of width 32: the digits have P2's width; an estimate within SATURATED of
+log n cannot see a difference and has no vote, neither in the early contrast nor among the entropies; the ratios of
+noise are close enough for any small I(X;T) to be met, which is then compared in nats and in bits; the dip of diversity
+before its recovery is compared as well; `…-held` is no longer a control.
+
 Controls that know nothing: the models untrained (`untrained_…`), trained on shuffled labels (`…-shuffled`), and for the
-dimension white noise of the same size and a copy of the input; `…-held`: trained with LayerNorm's gain and bias held
-at one and zero. With T rescaled to root mean square 1 no printed figure is compared: it is no control that knows
-nothing, but where a definition does not see the scale it changes nothing.
+dimension white noise of the same size and a copy of the input. Beside them `…-held`: trained on the true labels with
+LayerNorm's gain and bias held at one and zero. With T rescaled to root mean square 1 no printed figure is compared: it
+is no control that knows nothing, but where a definition does not see the scale it changes nothing.
 """
 
 import math
@@ -34,7 +39,6 @@ from pdelab.experiments.tasks import TASKS, Measured, Task, build, look, named, 
 from pdelab.metrics.information import (
     bin_codes,
     binned_information,
-    channel_bounds,
     diversity,
     effective_dimension,
     magnitude,
@@ -50,15 +54,20 @@ from pdelab.training import DIVERGED, Settings, Training
 DEPTH = 4
 KINDS = ("transformer", "residual_norm", "printed", "bare")
 SIMULATORS = KINDS[2:]
-FOOLED, HELD = ("transformer", *SIMULATORS), KINDS[:2]
+FOOLED, HELD = KINDS, KINDS[:2]
+SIZE = {"width": 128, "heads": 4}  # P2 appendix A: four layers, hidden size 512; of the digits at the book's scale
 EXAMPLES = {Scale.SMOKE: 100, Scale.BOOK: 400}  # of the test set; 400 are all digits
-STEPS = {Scale.SMOKE: 40, Scale.BOOK: 250}  # of ListOps
+STEPS = {Scale.SMOKE: 40, Scale.BOOK: 250}
+RATE = 1e-3  # of the digits at that size
 WATCH = {"rows": (0.0, 0.1, 0.4, 1.0), "listops": (0.0, 1.0), "control": (1.0,)}  # shares of the steps
-DROP, RATIO, INFORMATION = 1.7, 0.39, 0.048  # printed: per cent, ratio to the width, nats
+DROP, RATIO, INFORMATION = 1.7, 0.39, 0.048  # printed: per cent, ratio to the width, without a unit
+SATURATED = 0.01  # nats below log n
 
 HISTOGRAMS, RANGES = (10, 30, 50, 100, 256), ("own", "shared", "sd")
 ROWS = {f"bins{bins}_{limits}": (bins, limits) for bins in (2, 5, 30) for limits in ("unit", "layer", "shared")}
-NOISES, RATIOS = (0.3, 1.0, 3.0, 10.0, 30.0), (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0)
+NOISES = (0.3, 1.0, 3.0, 10.0, 30.0)
+FINE = tuple(round(0.0002 * 1.15**k, 6) for k in range(25))  # up to 0.0057
+RATIOS = (*FINE, 0.01, 0.03, 0.1, 1.0)
 PAIRED = (5, 10, 20)
 SHARES = (0.9, 0.95, 0.99)
 THRESHOLDS = (0.01, 0.03, 0.1, 0.3)
@@ -70,7 +79,7 @@ CHANNELS = tuple(
     for end in ("lower", "upper")
 )
 ENTROPIES = tuple(f"h_hist{bins}_{where}" for bins in HISTOGRAMS for where in RANGES)
-ENTROPIES += ("h_unit5", "h_unit30", "x_bins5_layer", "x_bins5_shared", "x_bins30_layer", "x_bins30_shared")
+ENTROPIES += ("h_unit5", "h_unit30", "x_bins5_layer", "x_bins5_shared", "x_bins30_shared")
 DIMENSIONS = tuple(
     f"dim_{kind}_{of}"
     for of in ("tokens", "mean")
@@ -101,13 +110,16 @@ DEFINITIONS = {
     "diversity, diversity_level": "mean variance of a feature of T; the same after T was brought to mean square 1",
     "entropy_drop": "100 (mean of layers 1 to 3 - output)/(that mean), for the setting of `entropies` closest to print",
     "dimension": "layers 2 to 4, for the setting of `dimensions` closest to print",
-    "input_information": "layers 1 to 4, for the setting of `inputs` closest to print",
+    "input_information, input_information_bits": "layers 1 to 4, for the setting of `inputs` closest to print, "
+    "in nats and in bits",
     "..._setting": "which one: its number in that list",
     "sparsity_fall": "layer 1 minus output, one value for each of `sparsities`",
     "magnitude_rise": "output minus layer 1",
     "diversity_recovery": "output minus the mean of layers 2 and 3, raw and at a common norm",
+    "diversity_dip": "layer 1 minus the mean of layers 2 and 3, raw and at a common norm",
     "early_drop": "embedding minus layer 2, one value for each of `contrasts`",
-    "early_contrast": "early drop of the simulator minus that of the Transformer",
+    "early_contrast": "early drop of the simulator minus that of the Transformer; without a vote: the mean of the rest",
+    "early_vote": "1 for each of `contrasts` that has a vote: not within 0.01 of log n in both models at both states",
     "MODEL/training/FIGURE/STATE": "one value for each step of `watched`",
 }  # fmt: skip
 
@@ -176,16 +188,25 @@ def _shape(tokens: Tensor, t: Tensor, ends: tuple[float, float]) -> Figures:
     return found | {"spread": t.var(dim=0, correction=0).mean().sqrt().item()}
 
 
+def channels(t: Tensor) -> Figures:
+    """`channel_bounds` for every one of NOISES and RATIOS, with the distances computed once."""
+    squared = torch.cdist(t, t, compute_mode="donot_use_mm_for_euclid_dist").square()  # else small ones cancel
+    variance = t.var(dim=0, correction=0).mean().item()
+    scales = [(f"noise{s}", s**2) for s in NOISES] + [(f"ratio{r}", variance / r) for r in RATIOS]
+    return {
+        f"{name}_{end}": math.log(len(t)) - torch.logsumexp(-squared / (c * scale), dim=1).mean().item()
+        for name, scale in scales
+        for end, c in (("lower", 8), ("upper", 2))
+    }
+
+
 def _of_input(tokens: Tensor, first: Tensor, t: Tensor, ends: tuple[float, float]) -> Figures:
     """Every estimate of I(X; T) of one state."""
     found = {
         f"x_{name}": float(binned_information(t, bins=bins, limits=ends if limits == "shared" else limits))
         for name, (bins, limits) in ROWS.items()
     }
-    for kind, values in (("noise", NOISES), ("ratio", RATIOS)):
-        for value in values:
-            bounds = channel_bounds(t, **{kind: value})
-            found |= {f"x_{kind}{value}_lower": bounds.lower, f"x_{kind}{value}_upper": bounds.upper}
+    found |= {f"x_{name}": value for name, value in channels(t).items()}
     return found | {f"x_paired{bins}": paired(first, tokens, bins) for bins in PAIRED}
 
 
@@ -246,28 +267,60 @@ def drop(values: Sequence[float]) -> float:
     return 100 * (before - values[-1]) / before
 
 
-def decided(seen: Figures) -> Figures:
-    """The figures that the claims are about, of a `profile`."""
-    drops = {name: [drop(seen[name])] for name in ENTROPIES if min(seen[name][1:]) > 0}
+def tells(values: Sequence[float], n: int) -> bool:
+    """Whether an entropy of n symbols can be said to fall: 0 in no layer, and not about log n in all.
+
+    >>> tells([1.0, 2.0], 100), tells([1.0, 0.0], 100), tells([4.6, 4.604], 100)
+    (True, False, False)
+    """
+    return min(values) > 0 and min(values) < math.log(n) - SATURATED
+
+
+def decided(seen: Figures, n: int) -> Figures:
+    """The figures that the claims are about, of a `profile` of n examples."""
+    drops = {
+        name: [drop(seen[name])]
+        for name in ENTROPIES
+        if (tells(seen[name][1:], n) if name.startswith("x_") else min(seen[name][1:]) > 0)
+    }
     which, (change,) = closest(drops, DROP)
     found: Figures = {"entropy_drop": change, "entropy_setting": float(ENTROPIES.index(list(drops)[which]))}
-    for key, names, first, target in (
-        ("dimension", DIMENSIONS, 2, RATIO),
-        ("input_information", INPUTS, 1, INFORMATION),
+    for key, names, first, unit, target in (
+        ("dimension", DIMENSIONS, 2, 1.0, RATIO),
+        ("input_information", INPUTS, 1, 1.0, INFORMATION),
+        ("input_information_bits", INPUTS, 1, math.log(2), INFORMATION),
     ):
-        which, values = closest({name: seen[name][first:] for name in names}, target)
+        which, values = closest({name: [x / unit for x in seen[name][first:]] for name in names}, target)
         found |= {key: values, f"{key}_setting": float(which)}
     found["sparsity_fall"] = [seen[name][1] - seen[name][-1] for name in SPARSITIES]
     found["magnitude_rise"] = seen["magnitude"][-1] - seen["magnitude"][1]
-    found["diversity_recovery"] = [seen[name][-1] - sum(seen[name][2:-1]) / (DEPTH - 2) for name in DIVERSITIES]
+    between = [sum(seen[name][2:-1]) / (DEPTH - 2) for name in DIVERSITIES]
+    found["diversity_recovery"] = [seen[name][-1] - x for name, x in zip(DIVERSITIES, between, strict=True)]
+    found["diversity_dip"] = [seen[name][1] - x for name, x in zip(DIVERSITIES, between, strict=True)]
     found["early_drop"] = [seen[name][0] - seen[name][DEPTH // 2] for name in CONTRASTS]
     return found
 
 
-def contrast(drops: dict[str, list[float]], transformer: list[float]) -> dict[str, list[float]]:
-    """Early drop of each simulator minus the Transformer's, and `best`, that whose least value is largest."""
-    found = {kind: [a - b for a, b in zip(values, transformer, strict=True)] for kind, values in drops.items()}
-    return found | ({"best": max(found.values(), key=min)} if found else {})
+def votes(a: Figures, b: Figures, n: int) -> list[bool]:
+    """For each of CONTRASTS, of two profiles of n examples: False where both are saturated before and after."""
+    high = math.log(n) - SATURATED
+    return [min(seen[name][at] for seen in (a, b) for at in (0, DEPTH // 2)) < high for name in CONTRASTS]
+
+
+def contrast(simulators: dict[str, Figures], transformer: Figures, n: int) -> dict[str, Figures]:
+    """`early_contrast` and `early_vote` of each profile, and as `best` of that whose least value is largest.
+
+    The mean of those that vote, in place of those that do not, decides nothing: it is above zero where they are.
+    """
+    found = {}
+    for kind, seen in simulators.items():
+        pairs = zip(decided(seen, n)["early_drop"], decided(transformer, n)["early_drop"], strict=True)
+        values, vote = [a - b for a, b in pairs], votes(seen, transformer, n)
+        counted = [value for value, counts in zip(values, vote, strict=True) if counts]
+        rest = sum(counted) / max(1, len(counted))
+        values = [value if counts else rest for value, counts in zip(values, vote, strict=True)]
+        found[kind] = {"early_contrast": values, "early_vote": [float(counts) for counts in vote]}
+    return found | ({"best": max(found.values(), key=lambda one: min(one["early_contrast"]))} if found else {})
 
 
 def without_dynamics(run: Trajectory, y: Tensor, seed: int) -> Figures:
@@ -275,7 +328,7 @@ def without_dynamics(run: Trajectory, y: Tensor, seed: int) -> Figures:
     noise = [torch.randn(u.shape, generator=stream(seed, "noise", n)) for n, u in enumerate(run.states)]
     found = {}
     for name, states in (("noise", noise), ("copy", [run.states[0]] * len(run.states))):
-        of = decided(profile(replace(run, states=tuple(states)), y, seed))
+        of = decided(profile(replace(run, states=tuple(states)), y, seed), len(y))
         found |= named(name, {key: value for key, value in of.items() if key.startswith("dimension")})
     return found
 
@@ -309,10 +362,11 @@ def hold_norms(model: Model) -> Model:
 
 
 def _task(name: str, scale: Scale) -> Task:
-    task = TASKS[name][scale]
-    steps = task.settings.steps if name == "rows" else STEPS[scale]
-    chosen = Settings(steps=steps, batch=task.settings.batch, rate=task.settings.rate, warmup=steps // 10)
-    return _watched(replace(task, depth=DEPTH, settings=chosen, probe=EXAMPLES[scale]), name)
+    task, steps, printed = TASKS[name][scale], STEPS[scale], name == "rows" and scale is Scale.BOOK
+    rate = RATE if printed else task.settings.rate
+    chosen = Settings(steps=steps, batch=task.settings.batch, rate=rate, warmup=steps // 10)
+    task = replace(task, **(SIZE if printed else {}), depth=DEPTH, settings=chosen, probe=EXAMPLES[scale])
+    return _watched(task, name)
 
 
 def _watched(task: Task, name: str) -> Task:
@@ -334,37 +388,38 @@ def _models(found: Measured, prefix: str, task: Task, data: Dataset, seed: int, 
     if prefix == "rows":
         jobs += [(kind, "-shuffled", shuffled_labels(data, seed)) for kind in FOOLED]
         jobs += [(kind, "-held", data) for kind in HELD]
-    drops: dict[str, dict[str, list[float]]] = {"": {}, "untrained_": {}, "-shuffled": {}}
-    for kind, label, seen in jobs:
+    seen_of: dict[str, dict[str, Figures]] = {"": {}, "untrained_": {}, "-shuffled": {}}
+    for kind, label, given in jobs:
         name = f"{prefix}-{kind}{label}"
         own = _watched(task, "control") if label else task
-        model, record = _fit(kind, label, own, seen, seed, work)
+        model, record = _fit(kind, label, own, given, seed, work)
         found.commits = [*dict.fromkeys(found.commits + record.commits)]
         if record.status == DIVERGED or not all(one.looked for one in record.watched):
             found.diverged[name] = record.stopped_at or record.step
             continue
         first, last = record.watched[0].looked, record.watched[-1].looked
         place = found.controls if label else found.figures
-        figures = last | decided(last) | {"accuracy": record.accuracy}
+        figures = last | decided(last, task.probe) | {"accuracy": record.accuracy}
         place |= named(name, {key: value for key, value in figures.items() if not key.startswith("shuffled_")})
         found.controls |= named(name, {key: value for key, value in last.items() if key.startswith("shuffled_")})
-        if label in drops:
-            drops[label][kind] = decided(last)["early_drop"]
+        if label in seen_of:
+            seen_of[label][kind] = last
         if not label:
-            before = {f"untrained_{key}": value for key, value in (first | decided(first)).items()}
+            before = {f"untrained_{key}": value for key, value in (first | decided(first, task.probe)).items()}
             found.controls |= named(name, before)
-            drops["untrained_"][kind] = decided(first)["early_drop"]
+            seen_of["untrained_"][kind] = first
             found.figures |= named(name, _course(record))
         if name == "rows-transformer":
             run = look(model, data.test.take(slice(0, task.probe)))
             found.controls |= without_dynamics(run, data.test.y[: task.probe], seed)
-    for label, known in drops.items():
+    for label, known in seen_of.items():
         if "transformer" not in known:
             continue
-        compared = contrast({kind: known[kind] for kind in SIMULATORS if kind in known}, known["transformer"])
-        for kind, values in compared.items():
-            start, end = ("untrained_", "") if label == "untrained_" else ("", label)
-            (found.controls if label else found.figures)[f"{prefix}-{kind}{end}/{start}early_contrast"] = values
+        simulators = {kind: known[kind] for kind in SIMULATORS if kind in known}
+        start, end = ("untrained_", "") if label == "untrained_" else ("", label)
+        for kind, figures in contrast(simulators, known["transformer"], task.probe).items():
+            place = found.controls if label else found.figures
+            place |= named(f"{prefix}-{kind}{end}", {start + key: value for key, value in figures.items()})
 
 
 def _course(record: Training) -> Figures:

@@ -1,5 +1,6 @@
 """Definitions of entropy, dimension, sparsity and the rest: exact values, what a factor does, and what decides."""
 
+import itertools
 import math
 
 import pytest
@@ -145,7 +146,7 @@ def test_the_closest_setting_is_judged_by_its_worst_layer():
 def test_what_decides_is_taken_from_the_right_layers():
     run, y = made()
     seen = profile(run, y, 0)
-    found = decided(seen)
+    found = decided(seen, 60)
     assert found["magnitude_rise"] == pytest.approx(seen["magnitude"][4] - seen["magnitude"][1])
     raw = seen["diversity"]
     assert found["diversity_recovery"][0] == pytest.approx(raw[4] - (raw[2] + raw[3]) / 2)
@@ -153,22 +154,74 @@ def test_what_decides_is_taken_from_the_right_layers():
     assert found["dimension"] == seen[name][2:]
     assert found["input_information"] == seen[layers.INPUTS[int(found["input_information_setting"])]][1:]
     assert found["entropy_drop"] == pytest.approx(drop(seen[ENTROPIES[int(found["entropy_setting"])]]))
+    dip = seen["diversity_level"]
+    assert found["diversity_dip"][1] == pytest.approx(dip[1] - (dip[2] + dip[3]) / 2)
+    name = layers.INPUTS[int(found["input_information_bits_setting"])]
+    assert found["input_information_bits"] == pytest.approx([x / math.log(2) for x in seen[name][1:]])
     assert len(found["early_drop"]) == len(layers.CONTRASTS)
 
 
 def test_a_rescaled_state_can_hide_or_make_a_fall_of_sparsity_at_a_fixed_threshold():
     u = normal(0, "u", size=(60, 6, 8))
     run = Trajectory.of([u, u, 2 * u, 3 * u, 4 * u])
-    fall = decided(profile(run, torch.arange(60) % 3, 0))["sparsity_fall"]
+    fall = decided(profile(run, torch.arange(60) % 3, 0), 60)["sparsity_fall"]
     half = len(layers.THRESHOLDS)
     assert min(fall[:half]) > 0
     assert fall[half:] == [0.0] * half
 
 
+def early(*pairs):
+    """A profile with these estimates of I(X; T) at the embedding and after layer 2, a pair for each of CONTRASTS."""
+    run, y = made()
+    values = {name: [a, a, b, b, b] for name, (a, b) in zip(layers.CONTRASTS, pairs, strict=True)}
+    return profile(run, y, 0) | values
+
+
 def test_the_best_simulator_is_that_with_the_largest_least_contrast():
-    found = contrast({"a": [3.0, -1.0], "b": [0.5, 0.5]}, [0.0, 0.0])
-    assert found["best"] == [0.5, 0.5]
-    assert contrast({}, [0.0]) == {}
+    still = early(*[(1.0, 1.0)] * 8)
+    a, b = early((3.0, 0.0), (1.0, 2.0), *[(1.0, 0.0)] * 6), early(*[(1.0, 0.5)] * 8)
+    found = contrast({"a": a, "b": b}, still, 60)
+    assert found["a"]["early_contrast"] == [3.0, -1.0, *[1.0] * 6]
+    assert found["best"] == found["b"]
+    assert found["best"]["early_vote"] == [1.0] * 8
+    assert contrast({}, still, 60) == {}
+
+
+def test_an_estimator_saturated_in_both_models_has_no_vote_and_decides_nothing():
+    full = math.log(60)
+    still = early((full, full), *[(1.0, 1.0)] * 7)
+    found = contrast({"a": early((full, full - 0.005), *[(1.0, 0.0)] * 6, (1.0, 0.3))}, still, 60)["a"]
+    assert found["early_vote"] == [0.0, *[1.0] * 7]
+    assert found["early_contrast"] == pytest.approx([6.7 / 7, *[1.0] * 6, 0.7])
+    other = contrast({"a": early((full, full - 0.5), *[(1.0, 0.0)] * 7)}, still, 60)["a"]
+    assert other["early_vote"] == [1.0] * 8  # one of the four is not saturated
+    assert not layers.tells([full - 0.001] * 4, 60)
+
+
+@pytest.mark.parametrize("kind", ["noise", "ratio"])
+def test_bounds_from_distances_computed_once_are_those_of_channel_bounds(kind):
+    t = normal(0, "t", size=(50, 6)) * 3 + 100
+    found = layers.channels(t)
+    for value in (layers.NOISES if kind == "noise" else layers.RATIOS)[::4]:
+        bounds = channel_bounds(t, **{kind: value})
+        assert found[f"{kind}{value}_upper"] == pytest.approx(bounds.upper, rel=1e-6)
+        assert found[f"{kind}{value}_lower"] == pytest.approx(bounds.lower, rel=1e-6)
+
+
+def test_the_ratios_are_close_enough_for_any_small_information_and_no_estimate_is_far():
+    ratios = layers.FINE
+    assert max(b / a for a, b in itertools.pairwise(ratios)) < 1.16
+    assert ratios[0] < 0.0005 < 0.005 < ratios[-1]
+    for width in (32, 128):
+        found = layers.channels(normal(0, "t", size=(200, width)))
+        for unit in (1, math.log(2)):
+            assert min(abs(value / unit - layers.INFORMATION) for value in found.values()) < 0.005
+
+
+def test_digits_have_the_printed_size_at_the_scale_of_the_book():
+    task = layers._task("rows", Scale.BOOK)
+    assert (task.depth, task.width, task.heads, task.hidden) == (4, 128, 4, 512)
+    assert layers._task("listops", Scale.BOOK).width == TASKS["listops"][Scale.BOOK].width
 
 
 def test_directions_are_those_of_whole_intervals():
