@@ -25,7 +25,8 @@ def call(f: Callable, *arguments, hint: str = ""):
         error._render_traceback_ = lambda: [line]
         raise
     except Exception as error:
-        raise NotYet(f"{f.__name__} stopped with {type(error).__name__}: {error}. {hint}".rstrip(". ") + ".") from error
+        stopped = f"{f.__name__} stopped with {type(error).__name__}: {error}".rstrip(". ") + "."
+        raise NotYet(f"{stopped} {hint}".rstrip()) from error
     if value is None:
         raise NotYet(f"{f.__name__} gave back None. Does it end with `return`?")
     return value

@@ -89,9 +89,14 @@ def slips(paper: str, path: Path | str | None = None) -> Page:
     return _listed(items, "\n".join(f"{slip.where}: {slip.printed} -> {slip.right}" for slip in found))
 
 
-def statements(outcomes: Sequence[Outcome], paper: str, verdict: Verdict) -> Page:
-    """The statements of one paper with this verdict, with what is true instead, as the ledger has it."""
+def statements(outcomes: Sequence[Outcome], paper: str, verdict: Verdict, *, measured: bool = False) -> Page:
+    """The statements of one paper with this verdict, with what is true instead, as the ledger has it.
+
+    measured: its measurements in place of its equations and theorems; each with how we measured, since a verdict on a
+    figure is one on our sizes and our reading of what is not printed.
+    """
     found = [o for o in outcomes if o.claim.id.startswith(f"{paper}-") and o.verdict == verdict]
+    found = [o for o in found if (o.claim.kind == "measurement") == measured]
     items = []
     for o in found:
         claim = o.claim
@@ -99,6 +104,7 @@ def statements(outcomes: Sequence[Outcome], paper: str, verdict: Verdict) -> Pag
         parts = [
             ("Printed", typeset(claim.says)),
             (instead, typeset(claim.corrected)),
+            ("How we measured", typeset(claim.protocol) if measured else ""),
             ("Evidence", typeset(o.ruling.because)),
             ("Chapter", f'<span class="chapter" data-box="{claim.box_anchor}">{html.escape(claim.chapter)}</span>'),
         ]

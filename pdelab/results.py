@@ -233,6 +233,8 @@ def interval(values: Sequence[float], diverged: int = 0) -> Summary:
         return Summary(mean, -math.inf, math.inf, 1, diverged)
     from scipy.special import stdtrit  # the quantile of Student's t
 
+    if len(set(values)) == 1:  # infinities, too
+        return Summary(values[0], values[0], values[0], n, diverged)
     s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     half = float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
     return Summary(mean, mean - half, mean + half, n, diverged)

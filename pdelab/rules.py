@@ -26,11 +26,11 @@ class Verdict(StrEnum):
 MEANINGS = {
     Verdict.HOLDS: "as printed, in everything we tried",
     Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
-    Verdict.TRIVIAL: "a control that knows nothing scores as well",
+    Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well",
     Verdict.FAILS: "a counterexample or a measurement contradicts it",
     Verdict.UNDECIDED: "measured, and the evidence allows both answers",
     Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
-    Verdict.UNMEASURED: "no evidence is recorded yet",
+    Verdict.UNMEASURED: "no evidence is recorded yet, or not of enough seeds",
 }
 
 FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
@@ -125,13 +125,20 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
     """Every comparison of the claim, and what they come to.
 
     The claim fails if one comparison fails, and is undecided if one is; else it is trivial if all are, and holds if one
-    is not. Few seeds, or runs most of which diverged, decide nothing.
+    is not. While fewer than MIN_SEEDS are recorded it is not yet measured; runs most of which diverged decide nothing.
     """
+    if len(results) < MIN_SEEDS:
+        some = "1 seed is" if len(results) == 1 else f"{len(results)} seeds are"
+        return Ruling(Verdict.UNMEASURED, f"{some} recorded; a verdict needs at least {MIN_SEEDS}")
     finished = [r for r in results if r.status == "finished"]
     diverged = len(results) - len(finished)
     if len(finished) < MIN_SEEDS or diverged > len(finished):
         count = f"{len(finished)} finished seeds, {diverged} not"
         return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
+    asked = [(one["figure"], False) for one in claim.comparisons]
+    asked += [(name, True) for one in claim.comparisons for name in _controls(one)]
+    if lost := [name for name, control in asked if not _layers(summarise(results, name, control=control))[0].seeds]:
+        return Ruling(Verdict.UNDECIDED, f"diverged with every seed: {', '.join(lost)}")
     found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
     verdicts = [one.verdict for one in found]
     first = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.HOLDS, Verdict.TRIVIAL)
@@ -154,14 +161,17 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
     return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
 
 
+def _controls(one: dict) -> list[str]:
+    return one["control"] if isinstance(one["control"], list) else [one["control"]]
+
+
 def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Passes) -> Comparison:
     """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both.
 
     By the rule `greater` a control has no printed figure to pass: it passes above zero and fails below ours.
     """
-    names = one["control"] if isinstance(one["control"], list) else [one["control"]]
     ours = _layers(summarise(results, one["figure"]))
-    controls = {name: _layers(summarise(results, name, control=True)) for name in names}
+    controls = {name: _layers(summarise(results, name, control=True)) for name in _controls(one)}
     printed = claim.printed[one["printed"]] if claim.rule != "greater" else 0.0
     targets = tuple(printed) if isinstance(printed, list) else (printed,) * len(ours)
     for control in controls.values():

@@ -90,12 +90,13 @@ def test_a_reply_stands_beside_its_entry_whole_and_with_its_date(tmp_path):
 def test_statements_are_those_of_the_ledger(verdict):
     outcomes = ledger.judge_all()
     for paper in errata.PAPERS:
-        page = errata.statements(outcomes, paper, verdict)._repr_html_()
-        listed = re.findall(r'<li id="statement-(claim-[\w-]+)"', page)
-        assert listed == [
-            o.claim.anchor for o in outcomes if o.verdict == verdict and o.claim.id.startswith(f"{paper}-")
-        ]
-        assert listed or "None." in page
+        own = [o.claim for o in outcomes if o.verdict == verdict and o.claim.id.startswith(f"{paper}-")]
+        for measured in (False, True):
+            page = errata.statements(outcomes, paper, verdict, measured=measured)._repr_html_()
+            listed = re.findall(r'<li id="statement-(claim-[\w-]+)"', page)
+            assert listed == [claim.anchor for claim in own if (claim.kind == "measurement") == measured]
+            assert page.count("<dt>How we measured</dt>") == (len(listed) if measured else 0)
+            assert listed or "None." in page
 
 
 def test_the_page_tells_slips_from_statements_and_says_how_a_reply_is_printed():
@@ -108,3 +109,4 @@ def test_the_page_tells_slips_from_statements_and_says_how_a_reply_is_printed():
         assert f'errata.slips("{paper}")' in text
         for verdict in ("FAILS", "CONDITIONS"):
             assert f'errata.statements(outcomes, "{paper}", ledger.Verdict.{verdict})' in text
+        assert f'errata.statements(outcomes, "{paper}", ledger.Verdict.FAILS, measured=True)' in text

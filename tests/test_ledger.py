@@ -223,9 +223,12 @@ def test_a_threshold_may_give_way_by_half_a_printed_digit(store, rule, sign):
 
 
 @pytest.mark.parametrize("rule", ["at_least", "reproduced"])
-def test_two_seeds_decide_nothing(store, rule):
-    recorded(store, paired((0.97, 0.97), (0.1, 0.1)))
-    assert verdict_of(store, rule=rule, printed={"cosine": 0.97}, evidence=EVIDENCE) == "undecided"
+def test_fewer_than_three_seeds_are_not_yet_a_measurement(store, rule):
+    for seeds, words in ((1, "1 seed is recorded"), (2, "2 seeds are recorded")):
+        recorded(store, paired((0.97,) * seeds, (0.1,) * seeds))
+        found = judge(Claim(**entry(rule=rule, printed={"cosine": 0.97}, evidence=EVIDENCE)), store)
+        assert found.verdict == "not yet measured"
+        assert found.ruling.because == f"{words}; a verdict needs at least 3"
 
 
 @pytest.mark.parametrize(
@@ -427,12 +430,26 @@ def test_a_reply_is_printed_whole_with_its_date(tmp_path, store):
     assert "<p>2026-01-31</p><p>We meant &lt;c&gt;.</p><p>Yours</p>" in page
 
 
-@pytest.mark.parametrize(("finished", "diverged"), [(0, 3), (3, 4), (2, 0)])
+@pytest.mark.parametrize(("finished", "diverged"), [(0, 3), (3, 4), (2, 1)])
 def test_runs_that_diverged_decide_nothing(store, finished, diverged):
     recorded(store, [({"cosine": [0.97]}, {"copy": [0.1]})] * finished)
     for seed in range(finished, finished + diverged):
         store.save(Result("e", {}, "book", seed, "diverged", {"cosine": math.nan}))
     assert verdict_of(store, printed={"cosine": 0.97}, evidence=EVIDENCE) == "undecided"
+
+
+@pytest.mark.parametrize("lost", ["cosine", "copy"])
+@pytest.mark.parametrize("values", [0.97, [0.97, 0.98]])
+def test_a_model_that_diverged_with_every_seed_leaves_the_claim_undecided(store, lost, values):
+    for seed in range(3):
+        figures = {name: values for name in ("bare/cosine", "bare/copy") if not name.endswith(lost)}
+        kept = {name.replace("bare", "other"): value for name, value in figures.items()}
+        store.save(Result("e", {}, "book", seed, "finished", kept, kept, diverged={"bare": 3}))
+    names = {name: f"{'bare' if name == lost else 'other'}/{name}" for name in ("cosine", "copy")}
+    evidence = EVIDENCE | {"figure": names["cosine"], "control": names["copy"]}
+    found = judge(Claim(**entry(printed={"cosine": values}, evidence=evidence)), store)
+    assert found.verdict == "undecided"
+    assert found.ruling.because == f"diverged with every seed: bare/{lost}"
 
 
 def test_a_finished_run_without_a_figure_is_an_error(store):

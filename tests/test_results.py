@@ -125,6 +125,12 @@ def test_one_seed_has_no_interval_and_none_has_no_mean():
     assert str(interval([], diverged=3)) == "no finished seed, 3 diverged"
 
 
+def test_seeds_that_agree_have_no_spread_be_they_infinite():
+    for value in (0.3, math.inf):
+        found = interval([value] * 3)
+        assert (found.mean, found.low, found.high) == (value, value, value)
+
+
 def test_diverged_seeds_are_counted_and_not_averaged():
     runs = [result(0), result(1, figures={"loss": 3.0}), result(2, "diverged", {"loss": math.nan})]
     found = summarise(runs, "loss")

@@ -122,7 +122,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         if not both or any(path.status is Status.DIVERGED for _, path in both.values()):
             found.diverged[kind] = record.stopped_at or record.step
             continue
-        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        found.made_by(record.commits)
         found.figures |= {f"{kind}/accuracy": record.accuracy}
         found.figures |= {f"{kind}/{key}": value for key, value in figures_of(*both["trained"]).items()}
         found.figures |= {f"{kind}/phases": int(in_phases(both["trained"][0].leaders()))}

@@ -54,5 +54,5 @@ def settings(scale: Scale, seed: int, work: Workplace) -> Result:
             part = measure(CORNERS, chosen, data, seed, work, shared="corner", label=label, states=False)
             found.figures |= part.figures
             found.diverged |= part.diverged
-            found.commits = [*dict.fromkeys(found.commits + part.commits)]
+            found.made_by(part.commits)
     return found.result("corner_settings", task, scale, seed, rates=list(RATES), gains=list(GAINS))

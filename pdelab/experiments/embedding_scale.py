@@ -77,7 +77,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             enlarge(model.embed, factor)
             before = beside_unrelated(model, task, data, seed, probe)
             record = trained(model, data, task.settings, derive(seed, kind, "training"), work, name)
-            found.commits = [*dict.fromkeys(found.commits + record.commits)]
+            found.made_by(record.commits)
             after = beside_unrelated(model, task, data, seed, probe) if record.status != DIVERGED else None
             if before is None or after is None:
                 found.diverged[name] = record.stopped_at or record.step

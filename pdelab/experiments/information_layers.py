@@ -249,12 +249,15 @@ class ProfileLook:
 def closest(table: dict[str, list[float]], target: float) -> tuple[int, list[float]]:
     """The setting whose values come closest to the target in the largest distance: its number, and the values.
 
+    A setting that gave NaN is no candidate.
+
     >>> closest({"a": [0.0, 2.0], "b": [1.2, 1.3]}, 1.0)
     (1, [1.2, 1.3])
     """
-    distances = [max(abs(value - target) for value in values) for values in table.values()]
-    number = distances.index(min(distances))
-    return number, list(table.values())[number]
+    settings = list(table.values())
+    known = [n for n, values in enumerate(settings) if not any(map(math.isnan, values))]
+    number = min(known, key=lambda n: max(abs(value - target) for value in settings[n]))
+    return number, settings[number]
 
 
 def drop(values: Sequence[float]) -> float:
@@ -343,7 +346,7 @@ def directions(results: Sequence[Result], model: str, names: Sequence[str], pref
     """
     counts = dict.fromkeys(WORDS, 0)
     for name in names:
-        tables = [r.controls if prefix else r.figures for r in results]
+        tables = [r.controls if prefix else r.figures for r in results if model not in r.diverged]
         found = interval([t[f"{model}/{prefix}{name}"][-1] - t[f"{model}/{prefix}{name}"][1] for t in tables])
         counts["rises" if found.low > 0 else "falls" if found.high < 0 else "neither"] += 1
     return counts
@@ -393,7 +396,7 @@ def _models(found: Measured, prefix: str, task: Task, data: Dataset, seed: int, 
         name = f"{prefix}-{kind}{label}"
         own = _watched(task, "control") if label else task
         model, record = _fit(kind, label, own, given, seed, work)
-        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        found.made_by(record.commits)
         if record.status == DIVERGED or not all(one.looked for one in record.watched):
             found.diverged[name] = record.stopped_at or record.step
             continue

@@ -409,7 +409,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
         seen = Snapshots(doubled)
         task = replace(base, activation=activation)
         _, record = fit(kind, task, data, seed, nowhere, label=name.removeprefix(kind), look=seen)
-        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        found.made_by(record.commits)
         if record.status == DIVERGED or len(seen.taken) < len(steps):
             found.diverged[name] = record.stopped_at or record.step
             continue

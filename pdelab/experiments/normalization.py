@@ -243,7 +243,7 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     data = task.load(seed)
     for kind in KINDS:
         figures, controls, record = measure(kind, task, data, seed, work)
-        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        found.made_by(record.commits)
         found.controls |= {f"{kind}/{name}": value for name, value in controls.items()}
         if figures is None:
             found.diverged[kind] = record.stopped_at or record.step

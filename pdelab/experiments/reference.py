@@ -113,7 +113,7 @@ def distilled(
     objective = partial(state_distance, teacher=teacher)
     settings = replace(task.settings, watch=(), steps=max(1, task.settings.steps // share))
     record = trained(model, data, settings, derive(seed, name, "training"), work, name, objective=objective)
-    found.commits = [*dict.fromkeys(found.commits + record.commits)]
+    found.made_by(record.commits)
     if record.status == DIVERGED:
         found.diverged[name] = record.stopped_at
         return None
@@ -133,6 +133,7 @@ def _fooled(task: Task, data: Dataset, seed: int, work: Workplace) -> Measured:
     found = measure(("transformer",), task, data, seed, work, label="-shuffled", **options)
     found.models = {key.replace("transformer-", ""): model for key, model in found.models.items()}
     found.figures = {key.replace("transformer-", ""): value for key, value in found.figures.items()}
+    found.diverged = {key.replace("transformer-", ""): step for key, step in found.diverged.items()}
     return found
 
 

@@ -10,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from pdelab.results import Result
 
@@ -37,7 +38,8 @@ class Workplace:
     folder: where checkpoints are kept until the result is; None: nowhere.
     progress: the line of the terminal for a progress bar, from 1; 0: none.
     steps: cut every training to so many steps; None: as the scale has it. A Result says what was cut.
-    threads: of torch on a CPU. One is fastest for models as small as the book's, and far faster on a busy machine.
+    threads: of torch, NumPy and SciPy on a CPU. One is fastest for models as small as the book's, and far faster on a
+    busy machine.
     """
 
     device: str = "cpu"
@@ -55,10 +57,12 @@ HERE = Workplace()
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
+    """So many threads for torch, and for the linear algebra of NumPy and SciPy: theirs would wait for busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        yield
+        with threadpool_limits(number, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -157,7 +157,8 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 noise = change(diffuse(_noise(five.states[0], seed), "features", states))
                 found.controls |= named(f"{word}{short}_{start}", {"noise_samples": (own - noise).tolist()})
     width, states = task.width, task.depth
-    made = diffuse(_noise(look(next(iter(found.models.values())), probe).final, seed), "features", states)
+    noise = normal(seed, "white noise", size=(*probe.x.shape[:2], width))
+    made = diffuse(noise, "features", states)
     found.controls["white_noise/features_inter"] = inter_layer(made, pearson).tolist()
     found.controls["white_noise/closed_form"] = white_noise(width, states).tolist()
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}

@@ -227,7 +227,11 @@ class Measured:
         self.controls |= other.controls
         self.diverged |= other.diverged
         self.records |= other.records
-        self.commits = [*dict.fromkeys(self.commits + other.commits)]
+        self.made_by(other.commits)
+
+    def made_by(self, commits: Sequence[str]) -> None:
+        """Note the commits of the package that had a part in this, each once."""
+        self.commits = [*dict.fromkeys([*self.commits, *commits])]
 
     def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
         """A training that was stopped and went on with other code makes the Result name both commits."""
@@ -266,7 +270,7 @@ def measure(
     for kind in kinds:
         name = kind + label
         model, record = fit(kind, task, data, seed, work, shared=shared, label=label, look=watching)
-        found.commits = [*dict.fromkeys(found.commits + record.commits)]
+        found.made_by(record.commits)
         run = look(model, probe) if record.status != DIVERGED else None
         if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range
             found.diverged[name] = record.stopped_at or record.step

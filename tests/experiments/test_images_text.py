@@ -211,3 +211,10 @@ def test_five_seeds_of_the_tables_are_recorded_with_the_settings_of_now():
         assert not result.environment["commit"].endswith("-dirty")
         closed, made = (result.controls[f"white_noise/{key}"] for key in ("closed_form", "features_inter"))
         assert made == pytest.approx(closed, abs=2e-3)
+
+
+def test_tables_of_models_that_all_diverged_are_a_result(monkeypatch):
+    monkeypatch.setattr(tables, "measure", lambda *_, **__: tasks.Measured(diverged=dict.fromkeys(tables.KINDS, 1)))
+    found = tables.run("smoke", 0)
+    assert found.status == "diverged"
+    assert len(found.controls["white_noise/features_inter"]) == LAYERS.depth - 1

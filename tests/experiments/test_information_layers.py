@@ -268,3 +268,13 @@ def test_every_model_has_its_figures_and_every_claim_its_controls(result):
     assert len(result.figures["rows-best/early_contrast"]) == len(layers.CONTRASTS)
     assert "rows-best/untrained_early_contrast" in result.controls
     assert "rows-best-shuffled/early_contrast" in result.controls
+
+
+def test_a_setting_that_gave_nan_is_never_the_closest():
+    assert closest({"nan": [0.39, math.nan], "a": [0.5]}, 0.39) == (1, [0.5])
+
+
+def test_directions_leave_out_a_seed_in_which_the_model_diverged():
+    runs = [Result("e", {}, "book", seed, "finished", {"m/h": [0.0, 1.0, 2.0 + seed / 10]}) for seed in range(3)]
+    runs.append(Result("e", {}, "book", 3, "finished", {}, diverged={"m": 5}))
+    assert layers.directions(runs, "m", ["h"]) == {"rises": 1, "falls": 0, "neither": 0}

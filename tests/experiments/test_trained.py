@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -69,6 +70,27 @@ def test_the_corners_are_measured_each_with_its_untrained_self():
     assert result.controls["nearest"] > result.controls["linear"] > 0.9
     assert result.environment["threads"] == "1"
     assert set(DEFINITIONS) == set(result.configuration["definitions"])
+
+
+def test_a_run_keeps_to_its_threads_in_linear_algebra_too():
+    """A probe of scikit-learn on two threads took six times as long beside another run on the second core."""
+    seen = []
+
+    @experiment(Scale.SMOKE)
+    def counted(scale, seed, work):
+        """What a run may use."""
+        seen.extend([torch.get_num_threads(), *_blas_threads()])
+        return Result("counted", {}, scale, seed, "finished", {"one": 1.0})
+
+    with threadpool_limits(2, user_api="blas"):
+        counted("smoke", 0)
+        assert set(_blas_threads()) == {2}
+    assert len(seen) > 1
+    assert set(seen) == {1}
+
+
+def _blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
 
 def test_corners_share_their_first_weights_and_their_batches(digits):
@@ -412,3 +434,9 @@ def test_a_simulator_diffuses_as_its_task_says(kind):
     model = build(kind, task, task.load(0), 0)
     found = [part.coefficient for part in model.modules() if isinstance(part, Diffusion)]
     assert found == [3e-6] * task.depth
+
+
+def test_the_net_with_shuffled_labels_keeps_its_name_when_it_diverges(digits, monkeypatch):
+    lost = tasks.Measured(diverged={"transformer-shuffled": 7})
+    monkeypatch.setattr(reference, "measure", lambda *_, **__: lost)
+    assert reference._fooled(IMAGES, digits, 0, Workplace()).diverged == {"shuffled": 7}
