@@ -186,3 +186,14 @@ def test_the_text_has_curves_differences_and_controls_of_every_estimator(result)
         falls[word] = sum(curve[0] - curve[-1] for curve in of) / 2
     assert result.figures["linear/label_fall"][0] == pytest.approx(falls[""] - falls["shuffled_"], abs=1e-6)
     assert result.controls["linear/shuffled_label_fall"][0] == pytest.approx(falls["shuffled_"], abs=1e-6)
+
+
+def test_a_look_sets_beside_the_labels_the_same_labels_in_another_order(topics, monkeypatch):
+    given = []
+    monkeypatch.setattr(information_labels, "of_labels", lambda t, y, seed: given.append(y) or {"usable": 0.0})
+    some = topics.test.take(slice(0, 40))
+    LabelLook(some, 0)(build("transformer", TEXT, topics, 0))
+    first, last = given[0], given[-1]
+    assert torch.equal(first, some.y)
+    assert not torch.equal(last, some.y)
+    assert torch.equal(last.sort().values, some.y.sort().values)

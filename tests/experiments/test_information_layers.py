@@ -163,7 +163,7 @@ def test_what_decides_is_taken_from_the_right_layers():
 
 def test_a_rescaled_state_can_hide_or_make_a_fall_of_sparsity_at_a_fixed_threshold():
     u = normal(0, "u", size=(60, 6, 8))
-    run = Trajectory.of([u, u, 2 * u, 3 * u, 4 * u])
+    run = Trajectory.of([9 * u, u, 2 * u, 3 * u, 4 * u])  # the fall is from layer 1, not from the embedding
     fall = decided(profile(run, torch.arange(60) % 3, 0), 60)["sparsity_fall"]
     half = len(layers.THRESHOLDS)
     assert min(fall[:half]) > 0
@@ -173,7 +173,7 @@ def test_a_rescaled_state_can_hide_or_make_a_fall_of_sparsity_at_a_fixed_thresho
 def early(*pairs):
     """A profile with these estimates of I(X; T) at the embedding and after layer 2, a pair for each of CONTRASTS."""
     run, y = made()
-    values = {name: [a, a, b, b, b] for name, (a, b) in zip(layers.CONTRASTS, pairs, strict=True)}
+    values = {name: [a, a, b, a, a] for name, (a, b) in zip(layers.CONTRASTS, pairs, strict=True)}
     return profile(run, y, 0) | values
 
 
