@@ -126,8 +126,8 @@ def pictures(figures: Figures, name: str, states: int = STATES) -> tuple[Tensor,
     return maps, torch.cat(diffuse(maps[:, :1], "features", states).states, dim=1)
 
 
-def _noise(like: Field, seed: int) -> Field:
-    return normal(seed, "white noise", size=like.shape)
+def _noise(seed: int, *size: int) -> Field:
+    return normal(seed, "white noise", size=size)
 
 
 @experiment(*Scale, cuts=True)
@@ -154,11 +154,10 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
                 (found.figures if not word else found.controls).update(named(f"{word}{short}_{start}", gaps))
                 if start == "after" and not word:
                     found.figures |= named(f"{short}_{start}", {f"heat_{n}": one for n, one in enumerate(heat(five))})
-                noise = change(diffuse(_noise(five.states[0], seed), "features", states))
+                noise = change(diffuse(_noise(seed, *five.states[0].shape), "features", states))
                 found.controls |= named(f"{word}{short}_{start}", {"noise_samples": (own - noise).tolist()})
     width, states = task.width, task.depth
-    noise = normal(seed, "white noise", size=(*probe.x.shape[:2], width))
-    made = diffuse(noise, "features", states)
+    made = diffuse(_noise(seed, *probe.x.shape[:2], width), "features", states)
     found.controls["white_noise/features_inter"] = inter_layer(made, pearson).tolist()
     found.controls["white_noise/closed_form"] = white_noise(width, states).tolist()
     cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
