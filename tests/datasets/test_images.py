@@ -117,6 +117,18 @@ def test_mnist_holds_the_same_numbers_by_pixels_rows_and_patches(mnist, monkeypa
     assert torch.equal(patches.y, rows.test.y)
 
 
+def test_a_share_of_the_test_images_is_spread_over_all_of_them():
+    every, some = images.load("digits-rows"), images.load("digits-rows", test=100)
+    assert torch.equal(some.test.x, every.test.x[::4])
+    assert torch.equal(some.test.y, every.test.y[::4])
+    assert torch.equal(some.train.x, every.train.x)
+    uneven = images.load("digits-rows", test=150).test.x
+    assert torch.equal(uneven[[0, 1, 2, -1]], every.test.x[[0, 2, 5, 397]])
+    for number in (0, 401, 2.5):
+        with pytest.raises(ValueError, match=f"test must be a whole number from 1 to 400; not {number}"):
+            images.load("digits-rows", test=number)
+
+
 def test_mnist_of_another_size_is_refused(mnist, monkeypatch):
     """Test images in place of the training images."""
     monkeypatch.setattr(
