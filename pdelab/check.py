@@ -18,6 +18,9 @@ class NotYet(AssertionError):
 
 def call(f: Callable, *arguments, hint: str = ""):
     """f(*arguments); if it stops with an error or gives back None, that is said in one sentence, with the hint."""
+    if not callable(f):
+        held = f"A function is asked for, and the name holds {type(f).__name__} {str(f)[:40]}."
+        raise NotYet(f"{held} Write it with `def` and `return`. {hint}".rstrip())
     try:
         value = f(*arguments)
     except NotImplementedError as error:
@@ -25,17 +28,21 @@ def call(f: Callable, *arguments, hint: str = ""):
         error._render_traceback_ = lambda: [line]
         raise
     except Exception as error:
-        stopped = f"{f.__name__} stopped with {type(error).__name__}: {error}".rstrip(". ") + "."
+        stopped = f"{_name(f)} stopped with {type(error).__name__}: {error}".rstrip(". ") + "."
         raise NotYet(f"{stopped} {hint}".rstrip()) from error
     if value is None:
-        raise NotYet(f"{f.__name__} gave back None. Does it end with `return`?")
+        raise NotYet(f"{_name(f)} gave back None. Does it end with `return`, in every case? {hint}".rstrip())
     return value
+
+
+def _name(f: Callable) -> str:
+    return getattr(f, "__name__", "your function")
 
 
 def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> float:
     """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
     value = call(f, *arguments, hint=hint)
-    what = f"{f.__name__}({', '.join(map(repr, arguments))})"
+    what = f"{_name(f)}({', '.join(map(repr, arguments))})"
     found = _numbers(value, what)
     if found.shape != ():
         raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")
@@ -46,9 +53,9 @@ def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> floa
 
 def array(f: Callable, *arguments, hint: str = "") -> np.ndarray:
     """f(*arguments) as an array of finite numbers in double precision; lists and tensors do as well."""
-    found = _numbers(call(f, *arguments, hint=hint), f"what {f.__name__} gives back")
+    found = _numbers(call(f, *arguments, hint=hint), f"what {_name(f)} gives back")
     if not np.all(np.isfinite(found)):
-        raise NotYet(f"{f.__name__} gives back NaN or infinite values. {hint}".rstrip())
+        raise NotYet(f"{_name(f)} gives back NaN or infinite values. {hint}".rstrip())
     return found
 
 
@@ -57,7 +64,7 @@ def truth(f: Callable, *arguments, hint: str = "") -> bool:
     found = np.asarray(call(f, *arguments, hint=hint))
     if found.shape != () or found.dtype.kind not in "bif":
         kind = f"an array of shape {found.shape}; is a .all() or .any() missing?" if found.shape else f"{found}."
-        raise NotYet(f"{f.__name__} should give back one True or False; you give back {kind} {hint}".rstrip())
+        raise NotYet(f"{_name(f)} should give back one True or False; you give back {kind} {hint}".rstrip())
     return bool(found)
 
 
@@ -115,6 +122,8 @@ def _diagnosis(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> s
         return "The size is right and the sign is wrong."
     if got.ndim == 2 and got.T.shape == want.shape and np.allclose(got.T, want, rtol=rtol, atol=atol):
         return "This is the transpose of the answer."
+    if np.allclose(got, want, rtol=1e-3, atol=0):
+        return "That is right to one part in a thousand: a small term, or rounding in single precision?"
     if got.ndim == 0 and got and want:
         return f"Yours is {got / want:.4g} times the answer."
     return ""

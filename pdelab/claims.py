@@ -1,7 +1,8 @@
 """The claims of the two papers, as data/claims.yml holds them: words, places, printed figures and the name of a rule.
 
-No verdict stands here. One judgement is ours: whether our repair adds hypotheses to the printed statement (`condition`)
-or puts another in its place (`replacement`). A fault in the file is a ValueError that names the claim and the field.
+No verdict stands here. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
+`evidence`; and so is whether our repair adds hypotheses to the printed statement (`condition`) or puts another in its
+place (`replacement`). A fault in the file is a ValueError that names the claim and the field.
 """
 
 import datetime
@@ -164,12 +165,15 @@ def _check_evidence(name: str, claim: Claim) -> None:
     if "experiment" not in evidence:
         raise ValueError(f"{name}: evidence needs ['experiment'] for the rule {claim.rule}")
     measured = claim.kind == "measurement"
-    if unknown := set(evidence) - {"experiment", "scale"} - ({"compare", *COMPARISON} if measured else set()):
+    if unknown := set(evidence) - {"experiment", "scale"} - ({"compare", "rows", *COMPARISON} if measured else set()):
         raise ValueError(f"{name}: the rule {claim.rule} reads no {sorted(unknown)} in evidence")
     if not measured:
         return
     if "compare" in evidence and (both := set(evidence) & set(COMPARISON)):
         raise ValueError(f"{name}: evidence has 'compare' and {sorted(both)} beside it; put them into its comparisons")
+    rows = evidence.get("rows", [])
+    if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
+        raise ValueError(f"{name}: rows must be a list of names, one for each value of a figure; not {rows!r}")
     compared = claim.comparisons
     if not isinstance(compared, list) or not compared or not all(isinstance(one, dict) for one in compared):
         raise ValueError(f"{name}: compare must be a list of comparisons, each with {', '.join(COMPARISON)}")
@@ -183,7 +187,7 @@ def _check_comparison(name: str, claim: Claim, one: dict) -> None:
     needed |= {"tolerance"} if claim.rule == "reproduced" else set()
     if missing := needed - set(one):
         raise ValueError(f"{name}: evidence needs {sorted(missing)} for the rule {claim.rule}")
-    if unknown := set(one) - {*COMPARISON, "experiment", "scale"}:
+    if unknown := set(one) - {*COMPARISON, "experiment", "scale", "rows"}:
         raise ValueError(f"{name}: a comparison has no {sorted(unknown)}; it has {', '.join(COMPARISON)}")
     controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
     if not controls or not all(isinstance(control, str) for control in controls):

@@ -192,22 +192,23 @@ def _sourced(source: str) -> str:
     return f'{name}<code class="source">{html.escape(place)}</code>'
 
 
-def _measured(comparisons: Sequence[Comparison]) -> str:
-    """A table for each comparison: printed, ours and each control, a line for each value."""
+def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+    """A table for each comparison: printed, ours and each control, a line for each value, by name if it has one."""
     tables = []
     for one in comparisons:
         several = len(one.ours) > 1
+        rows = names or [str(number) for number in range(1, len(one.ours) + 1)]
         shown = {"printed": [str(p) for p in one.printed]} if one.printed else {}
         shown |= {"ours": one.ours} | one.controls
         header = "".join(f'<th scope="col">{html.escape(name.replace("_", " "))}</th>' for name in shown)
         lines = [
-            (f'<th scope="row">{number}</th>' if several else "")
-            + "".join(f"<td>{_value(column[number - 1])}</td>" for column in shown.values())
-            for number in range(1, len(one.ours) + 1)
+            (f'<th scope="row">{html.escape(row)}</th>' if several else "")
+            + "".join(f"<td>{_value(value)}</td>" for value in values)
+            for row, *values in zip(rows, *shown.values(), strict=True)
         ]
         seeds = str(one.ours[0]).rpartition(" (")[2].rstrip(")")
         caption = f"{html.escape(one.figure.replace('_', ' '))}: {one.verdict.value}; mean and 95 % interval of {seeds}"
-        corner = '<th scope="col">value</th>' if several else ""
+        corner = f'<th scope="col">{"" if names else "value"}</th>' if several else ""
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         tables.append(
             f'<div class="measured" role="region" tabindex="0" aria-label="{caption}">'
@@ -228,7 +229,7 @@ def _details(outcome: Outcome) -> str:
     entries = [
         ("Claim", typeset(claim.says)),
         ("Printed figure", typeset(_printed(claim))),
-        ("Measured", _measured(ruling.comparisons)),
+        ("Measured", _measured(ruling.comparisons, claim.evidence.get("rows", []))),
         (instead, typeset(claim.corrected) if fallen else ""),
         ("How we test it", typeset(claim.protocol)),
         ("Control", typeset(claim.control)),
@@ -276,7 +277,8 @@ def side_by_side(outcome: Outcome) -> str:
     id_, found = outcome.claim.id, outcome.ruling.comparisons
     if not found:
         return f"{id_}: {outcome.ruling.because}"
-    lines = [f"{id_}, mean of {found[0].ours[0].seeds} seeds"]
+    names = outcome.claim.evidence.get("rows")
+    lines = [f"{id_}, mean of {found[0].ours[0].seeds} seeds" + (f": {names[0]} to {names[-1]}" if names else "")]
     for one in found:
         lines += [line("printed", one.printed)] if one.printed else []
         lines += [line(f"ours: {one.figure}", (s.mean for s in one.ours))]

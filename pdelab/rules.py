@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 
 MEANINGS = {
-    Verdict.HOLDS: "as printed, in everything we tried",
+    Verdict.HOLDS: "as printed, by the rule of its entry, in everything we tried",
     Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
     Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well",
     Verdict.FAILS: "a counterexample or a measurement contradicts it",
@@ -132,7 +132,7 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         return Ruling(Verdict.UNMEASURED, f"{some} recorded; a verdict needs at least {MIN_SEEDS}")
     finished = [r for r in results if r.status == "finished"]
     diverged = len(results) - len(finished)
-    if len(finished) < MIN_SEEDS or diverged > len(finished):
+    if len(finished) < MIN_SEEDS or diverged >= len(finished):
         count = f"{len(finished)} finished seeds, {diverged} not"
         return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
     asked = [(one["figure"], False) for one in claim.comparisons]

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ def test_a_right_answer_is_confirmed_in_words(capsys):
         ([1.0, 5.0], [1.0, 4.0], "you have 5 at index (1,), it should be 4"),
         (1j, 1.0, "not complex"),
         (3e-6, 3.0, "Yours is 1e-06 times the answer"),
+        (3.002, 3.0, "right to one part in a thousand"),
+        (3.004, 3.0, "Yours is 1.001 times the answer"),
     ],
 )
 def test_a_wrong_answer_hears_what_is_wrong(got, want, words):
@@ -95,6 +98,18 @@ def test_any_answer_may_be_called_safely():
         check.call(broken, [])
     with pytest.raises(check.NotYet, match=r"silent gave back None\. Does it end with `return`"):
         check.call(silent, [])
+
+
+@pytest.mark.parametrize("ask", [check.call, check.number, check.array, check.truth])
+def test_a_number_where_a_function_is_asked_is_said_in_words(ask):
+    with pytest.raises(check.NotYet, match=r"A function is asked for, .* holds float 0\.25\..*`def`.* Look\."):
+        ask(0.25, 1.0, hint="Look.")
+
+
+def test_a_function_without_a_name_may_be_asked():
+    assert check.number(partial(math.pow, 2.0), 3.0) == 8.0
+    with pytest.raises(check.NotYet, match="your function stopped with ValueError"):
+        check.array(partial(math.pow, 0.0), -1.0)
 
 
 def test_a_number_in_any_dress_is_a_number():

@@ -105,6 +105,10 @@ def claims_file(tmp_path, *entries):
             },
             r"a comparison has no \['by'\]",
         ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "e", "figure": "f", "control": "c", "rows": "layer"}},
+            "rows must be a list of names",
+        ),
         ({"reply": {"date": "soon", "text": "No."}}, "a reply has a date such as"),
         (
             {"evidence": {"experiment": "e", "figure": "f", "control": "c"}},
@@ -357,7 +361,18 @@ def test_a_list_is_shown_with_an_interval_for_each_value(store):
     outcome = judge(Claim(**entry(printed={"rho": [1.0, 0.9]}, evidence=evidence)), store)
     (row,) = ledger.rows([outcome])
     assert row["ours"] == "1 [1, 1], 0.9 [0.898, 0.902] (3 seeds)"
-    assert '<th scope="row">2</th><td>0.9</td><td>0.9 [0.898, 0.902]</td>' in ledger.table([outcome])._repr_html_()
+    shown = '<th scope="row">2</th><td>0.9</td><td>0.9 [0.898, 0.902]</td>'
+    assert shown in ledger.table([outcome])._repr_html_()
+    named = judge(replace(outcome.claim, evidence=evidence | {"rows": ["L0", "a<b"]}), store)
+    assert shown.replace(">2<", ">a&lt;b<") in ledger.table([named])._repr_html_()
+    assert ledger.side_by_side(named).startswith("X-1, mean of 3 seeds: L0 to a<b\n")
+
+
+def test_every_value_of_a_list_has_a_name():
+    several = [(o.claim, c) for o in ledger.judge_all() for c in o.ruling.comparisons if len(c.ours) > 1]
+    assert len(several) >= 13
+    for claim, comparison in several:
+        assert len(claim.evidence["rows"]) == len(comparison.ours), claim.id
 
 
 def test_printed_ours_and_controls_stand_side_by_side(store):
@@ -430,7 +445,7 @@ def test_a_reply_is_printed_whole_with_its_date(tmp_path, store):
     assert "<p>2026-01-31</p><p>We meant &lt;c&gt;.</p><p>Yours</p>" in page
 
 
-@pytest.mark.parametrize(("finished", "diverged"), [(0, 3), (3, 4), (2, 1)])
+@pytest.mark.parametrize(("finished", "diverged"), [(0, 3), (3, 4), (3, 3), (2, 1)])
 def test_runs_that_diverged_decide_nothing(store, finished, diverged):
     recorded(store, [({"cosine": [0.97]}, {"copy": [0.1]})] * finished)
     for seed in range(finished, finished + diverged):
@@ -450,6 +465,29 @@ def test_a_model_that_diverged_with_every_seed_leaves_the_claim_undecided(store,
     found = judge(Claim(**entry(printed={"cosine": values}, evidence=evidence)), store)
     assert found.verdict == "undecided"
     assert found.ruling.because == f"diverged with every seed: bare/{lost}"
+
+
+@pytest.mark.parametrize(
+    ("few", "value", "decided"),
+    [
+        ("ours", 0.97, "trivial"),  # the control is 0.97
+        ("ours", 0.1, "fails"),
+        ("control", 0.97, "trivial"),
+        ("control", 0.1, "holds"),
+    ],
+)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_two_seeds_of_a_model_decide_nothing_though_the_experiment_has_more(store, few, value, decided, layers):
+    """The model with this value finishes with two of four seeds, then with three of five; all else is 0.97."""
+    for seeds, verdict in ((4, "undecided"), (5, decided)):
+        for seed in range(seeds):
+            lost = seed in (1, 3)
+            figures = {"a/cosine": [0.97] * layers, **({} if lost else {"bare/cosine": [value] * layers})}
+            result = Result("e", {}, "book", seed, "finished", figures, figures, {"bare": 9} if lost else {})
+            store.save(result)
+        names = ("bare/cosine", "a/cosine") if few == "ours" else ("a/cosine", "bare/cosine")
+        evidence = EVIDENCE | {"figure": names[0], "control": names[1]}
+        assert verdict_of(store, printed={"cosine": [0.97] * layers}, evidence=evidence) == verdict
 
 
 def test_a_finished_run_without_a_figure_is_an_error(store):

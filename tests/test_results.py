@@ -144,12 +144,23 @@ def test_a_figure_per_layer_is_summarised_per_layer():
     assert [s.mean for s in summarise(runs, "rho")] == [1.0, 1.0]
 
 
+def test_a_control_is_taken_from_the_controls_though_a_figure_has_its_name():
+    runs = [result(seed, figures={"loss": 1.0 + seed}, controls={"loss": 7.0}) for seed in range(3)]
+    assert summarise(runs, "loss", control=True).mean == 7.0
+    lost = result(3, figures={"loss": 4.0}, controls={}, diverged={"b": 3})
+    found = summarise([*runs, lost], "loss", control=True)
+    assert (found.mean, found.seeds, found.diverged) == (7.0, 3, 1)
+    kept = result(3, figures={"gain": 4.0}, controls={"loss": 11.0}, diverged={"b": 3})
+    found = summarise([*runs, kept], "loss", control=True)
+    assert (found.mean, found.seeds, found.diverged) == (8.0, 4, 0)
+
+
 def test_what_is_recorded_is_said_in_words():
     assert in_words([]) == "nothing recorded"
-    assert in_words([result(4, seconds=2.0)]) == "seed 4; nothing cut; 2 s a seed in its last call"
+    assert in_words([result(4, seconds=2.0)]) == "seed 4; all training steps; 2 s a seed in its last call"
     runs = [result(0, seconds=1000.0), result(2, seconds=1400.0)]
-    assert in_words(runs) == "seeds 0, 2; nothing cut; 1,200 s a seed in its last call"
-    assert "; 9 of 90 training steps / nothing cut; " in in_words(
+    assert in_words(runs) == "seeds 0, 2; all training steps; 1,200 s a seed in its last call"
+    assert "; 9 of 90 training steps / all training steps; " in in_words(
         [*runs, result(3, configuration={"cut": "9 of 90 training steps"})]
     )
 
@@ -226,3 +237,8 @@ def test_a_model_that_diverged_is_counted_for_its_own_figures_alone():
     ]
     assert str(summarise(results, "a/f")) == "1 [1, 1] (3 seeds)"
     assert str(summarise(results, "b/f")) == "2 (1 seed, 2 diverged)"
+
+
+def test_what_was_kept_of_a_model_that_diverged_is_not_averaged():
+    runs = [result(seed, figures={"b/f": 2.0 + 50 * seed}, diverged={"b": 9} if seed else {}) for seed in range(3)]
+    assert str(summarise(runs, "b/f")) == "2 (1 seed, 2 diverged)"

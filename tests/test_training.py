@@ -493,6 +493,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
         ({"data": dataclasses.replace(DATA, test=DATA.train.take(slice(0, 100)))}, "data"),
         ({"net": model(dt=0.5)}, "model"),
         ({"net": model(causal=True)}, "model"),
+        ({"look": weights}, "look"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):

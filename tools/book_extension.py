@@ -10,7 +10,8 @@ from pathlib import Path
 
 import nbformat
 from build_book import SOLUTIONS
-from exercises import student_edition, tagged
+from editions import edition
+from exercises import tagged
 from sphinx.errors import ConfigError
 
 BEHIND, LEFT_OUT = SOLUTIONS
@@ -107,7 +108,7 @@ def finish(app, error) -> None:
     for path in Path(app.srcdir, "book").glob("*.ipynb"):
         offered = Path(app.outdir, "_sources", "book", path.name)
         if offered.exists():
-            nbformat.write(student_edition(nbformat.read(path, 4)), offered)
+            nbformat.write(edition(path.stem, "student"), offered)
     # a page whose source is gone would stay for ever, and be tested
     for path in Path(app.outdir, "book").glob("*.html"):
         if f"book/{path.stem}" not in app.env.found_docs:

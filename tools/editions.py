@@ -25,11 +25,28 @@ EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 
 def edition(name: str, which: str):
     """From the executed notebook, which is the instructor edition, so that figures show before anything is run."""
-    notebook = EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+    notebook = captioned(EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4)))
     bibliography = parse_file(str(BOOK / "references.bib")).entries
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = readable(cell.source, bibliography)
+    return notebook
+
+
+def captioned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Each figure's caption in a cell below it, numbered: JupyterLab does not show the one in a cell's metadata."""
+    numbers, cells = {}, []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if figure := cell.metadata.get("mystnb", {}).get("figure"):
+            numbers[figure["name"]] = len(numbers) + 1
+            below = nbformat.v4.new_markdown_cell(f"**Figure {len(numbers)}.** {figure['caption']}")
+            below["id"] = f"{cell['id']}-caption"
+            cells.append(below)
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\{numref\}`([^`]+)`", lambda match: f"Figure {numbers[match[1]]}", cell.source)
+    notebook.cells = cells
     return notebook
 
 

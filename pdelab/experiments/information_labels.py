@@ -117,9 +117,12 @@ class LabelLook:
 
 
 def curves(record: Training) -> dict[str, Tensor] | None:
-    """ESTIMATOR → (state, step) of a training with a LabelLook; None if the states were not finite at some step."""
-    if not any(seen.looked for seen in record.watched):
-        raise ValueError("record was made without a LabelLook; remove its checkpoint and train anew")
+    """ESTIMATOR → (state, step) of a training with a LabelLook; None if the states were not finite at some step.
+
+    A checkpoint of a training without a look, or with another one, is refused by `train` and never comes here.
+    """
+    if not record.watched:
+        raise ValueError("record has watched no step; train with a LabelLook and steps in settings.watch")
     if not all(seen.looked for seen in record.watched):
         return None
     names = record.watched[0].looked

@@ -124,9 +124,7 @@ TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
         Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),
         Scale.BOOK: Task("digits-rows", _settings(600, rate=3e-3)),
-        Scale.PAPER: Task(
-            "mnist-pixels", _settings(9_375, batch=32, checkpoint_every=20), {"test": 2_000}, **_PAPER
-        ),
+        Scale.PAPER: Task("mnist-pixels", _settings(9_375, batch=32, checkpoint_every=20), {"test": 2_000}, **_PAPER),
     },
     "listops": {
         Scale.SMOKE: Task("listops-16-nosm", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16),

@@ -7,7 +7,7 @@ import sys
 
 import nbformat
 import pytest
-from editions import EDITIONS, edition, readable
+from editions import EDITIONS, captioned, edition, readable
 from exercises import (
     BOOK,
     ROOT,
@@ -117,7 +117,18 @@ def test_first_look_handed_out_fails_at_its_stub_and_nowhere_else():
 @pytest.mark.parametrize("which", EDITIONS)
 def test_notebooks_to_work_in_name_papers_and_pages_in_words(name, which):
     text = "\n".join(cell.source for cell in edition(name, which).cells)
-    assert not re.findall(r"\{(?:cite|doc)[^}]*\}`", text)
+    assert not re.findall(r"\{(?:cite|doc|numref)[^}]*\}`", text)
+
+
+def test_a_figure_has_its_caption_below_it_and_the_text_names_its_number():
+    cells = [nbformat.v4.new_markdown_cell("see {numref}`fig-b`")]
+    for name in ("fig-a", "fig-b"):
+        cells.append(nbformat.v4.new_code_cell("draw()", id=name))
+        cells[-1].metadata["mystnb"] = {"figure": {"name": name, "caption": f"What {name} shows."}}
+    found = captioned(nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell("1")]))
+    nbformat.validate(found)
+    captions = ["**Figure 1.** What fig-a shows.", "**Figure 2.** What fig-b shows."]
+    assert [c.source for c in found.cells] == ["see Figure 2", "draw()", captions[0], "draw()", captions[1], "1"]
 
 
 def test_citations_and_links_become_words():

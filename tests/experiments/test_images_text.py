@@ -130,6 +130,61 @@ def test_the_recorded_pictures_are_those_of_the_states_and_of_their_diffusion():
     torch.testing.assert_close(diffused, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_beside_a_model_that_does_not_diffuse_stand_its_own_states_and_the_diffusion_of_the_first():
+    """(0, 0, 1, 0, 0, 0) → (0, h, 1 − 2h, h, 0, 0) → (h², 2h(1 − 2h), (1 − 2h)² + 2h², …) with h = 0.1."""
+    first = torch.tensor([0.0, 0, 1, 0, 0, 0], dtype=torch.float64)
+    tokens = torch.tensor([-3.0, 1, 2], dtype=torch.float64).view(1, 3, 1)  # their mean is 0
+    scales = torch.arange(1, tables.SAMPLES + 1, dtype=torch.float64).view(-1, 1, 1)
+    ramp = torch.arange(6, dtype=torch.float64)
+    states = [scales * row + tokens for row in (first, ramp, -ramp)]
+    figures = {f"pre_after/heat_{n}": one for n, one in enumerate(tables.heat(Trajectory.of(states)))}
+    maps, diffused = tables.pictures(figures, "pre_after", states=3)
+    torch.testing.assert_close(maps, scales * torch.stack([first, ramp, -ramp]))
+    spread = [[0, 0, 1, 0, 0, 0], [0, 0.1, 0.8, 0.1, 0, 0], [0.01, 0.16, 0.66, 0.16, 0.01, 0]]
+    torch.testing.assert_close(diffused, scales * torch.tensor(spread, dtype=torch.float64))
+
+
+def test_a_model_that_diffuses_tokens_and_bends_the_values_is_found_by_ranks_along_that_axis_alone():
+    start = normal(0, "start", size=(3, 9, 8)).cumsum(dim=2)  # smooth along the features, rough along the tokens
+    calm = tables.diffuse(start, "tokens", states=4).states
+    figures, controls = tables.compare(Trajectory.of([start, *(u**3 for u in calm[1:])]), 0)
+    assert figures["tokens_spearman"] == pytest.approx([1.0] * 4)
+    assert max(figures["tokens_pearson"][1:]) < 0.95
+    assert max(figures["features_spearman"][1:]) < 0.99
+    assert figures["tokens_inter"] == pytest.approx(inter_layer(Trajectory.of(calm), pearson).tolist())
+    assert controls["copy_pearson"][0] == controls["copy_spearman"][0] == pytest.approx(1)
+    assert controls["copy_pearson"][3] < controls["copy_spearman"][3] < controls["copy_spearman"][1] < 1
+    smooth, rough = figures["features_inter"], controls["reordered_inter"]
+    assert all(a > b + 1e-3 for a, b in zip(smooth, rough, strict=True))
+
+
+def test_the_five_samples_are_the_first_and_their_heat_maps_those_of_the_trained_model(monkeypatch):
+    data = LAYERS.load(0)
+    models = {kind: build(kind, LAYERS, data, 7) for kind in tables.KINDS}  # in place of trained ones: of another seed
+    monkeypatch.setattr(tables, "measure", lambda *_, **__: tasks.Measured(models=dict(models)))
+    monkeypatch.setattr(tables, "compare", lambda run, seed: ({}, {}))
+    found = tables.run("smoke", 0)
+    five, law = data.test.take(slice(0, tables.SAMPLES)), tables.white_noise(LAYERS.width, LAYERS.depth)
+    for kind, short in tables.KINDS.items():
+        for start, first in (("after", 1), ("embedded", 0)):
+            own = Trajectory.of(tasks.look(models[kind], five).states[first:][: LAYERS.depth])
+            moved = tables.change(own)
+            for axis in tables.AXES:
+                calm = tables.change(tables.diffuse(own.states[0], axis, LAYERS.depth))
+                assert found.figures[f"{short}_{start}/{axis}_samples"] == pytest.approx((moved - calm).tolist())
+            noise = moved - torch.tensor(found.controls[f"{short}_{start}/noise_samples"])
+            error = (1 - law**2).max().item() / math.sqrt(own.states[0].numel())  # the standard deviation, at most
+            assert noise.mean().item() == pytest.approx((1 - law).mean().item(), abs=4 * error)
+        maps, _ = tables.pictures(found.figures, f"{short}_after", LAYERS.depth)
+        states = tasks.look(models[kind], five).states[1:]
+        seen = torch.stack([u.mean(dim=1) for u in states], dim=1).double()
+        torch.testing.assert_close(maps, seen, rtol=1e-3, atol=1e-5)
+        untrained = found.controls[f"untrained_{short}_after/features_samples"]
+        assert untrained != pytest.approx(found.figures[f"{short}_after/features_samples"], rel=1e-3)
+    heats = {name for name in found.figures | found.controls if "heat" in name}
+    assert heats == {f"{short}_after/heat_{n}" for short in tables.KINDS.values() for n in range(tables.SAMPLES)}
+
+
 def test_both_readings_of_layer_one_have_as_many_states_as_the_model_has_layers():
     data = LAYERS.load(0)
     model, probe = build("transformer", LAYERS, data, 0), data.test.take(slice(0, 4))

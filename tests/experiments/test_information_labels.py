@@ -103,13 +103,17 @@ def test_differences_are_less_what_shuffled_labels_give_and_controls_are_that_al
     assert found.controls["linear/untrained_label_gap"] == pytest.approx([0.0] * n, abs=1e-5)
 
 
-def test_a_model_whose_states_were_not_finite_is_named():
+@pytest.mark.parametrize("lost", [(1,), (1, 2), (0, 1, 2)])
+def test_a_model_whose_states_were_not_finite_is_named_and_the_others_are_compared(lost):
     record = made_by_hand(0.0)
-    record.watched[1] = Watched(1, {}, {})
-    found = tasks.Measured(records={"transformer": made_by_hand(0.0), "linear": record})
-    information_labels.add(found, ("linear",))
-    assert found.diverged == {"linear": 1}
-    assert "linear/label_gap" not in found.figures
+    for step in lost:
+        record.watched[step] = Watched(step, {}, {})
+    records = {"transformer": made_by_hand(0.0), "linear": record, "bare": made_by_hand(-1.0)}
+    found = tasks.Measured(records=records)
+    information_labels.add(found, ("linear", "bare"))
+    assert found.diverged == {"linear": lost[0]}
+    assert not any(name.startswith("linear/") for name in found.figures | found.controls)
+    assert found.figures["bare/label_gap"] == pytest.approx([1.5] * len(DECIDING), abs=1e-5)
 
 
 def test_the_checkpoint_of_a_run_with_another_look_is_refused(topics, tmp_path):
@@ -151,11 +155,12 @@ def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path, monk
         assert table.shape == (TEXT.depth + 1, 3)
 
 
-def test_a_record_without_a_look_is_refused_and_one_that_diverged_left_out():
-    with pytest.raises(ValueError, match="without a LabelLook"):
-        curves(Training(watched=[Watched(0, {}, {})]))
-    lost = [Watched(0, {}, {}, looked={"usable": [0.0]}), Watched(1, {}, {})]
-    assert curves(Training(watched=lost)) is None
+def test_a_record_that_watched_no_step_is_refused_and_one_that_diverged_left_out():
+    with pytest.raises(ValueError, match="watched no step"):
+        curves(Training())
+    seen, lost = Watched(0, {}, {}, looked={"usable": [0.0]}), Watched(1, {}, {})
+    assert curves(Training(watched=[seen, lost])) is None
+    assert curves(Training(watched=[lost])) is None
 
 
 def test_states_that_are_not_finite_give_no_figures(topics):

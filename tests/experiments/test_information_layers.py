@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from pdelab.datasets.base import Examples
 from pdelab.experiments import information_layers as layers
 from pdelab.experiments.information_layers import ENTROPIES, axes_for, closest, contrast, decided, drop, profile
 from pdelab.experiments.scales import Scale
@@ -161,6 +162,64 @@ def test_what_decides_is_taken_from_the_right_layers():
     assert len(found["early_drop"]) == len(layers.CONTRASTS)
 
 
+def flat(known):
+    """What `decided` reads of a profile of five states: 1 everywhere, but for what is known."""
+    names = (*ENTROPIES, *layers.DIMENSIONS, *layers.INPUTS, *layers.SPARSITIES, *layers.DIVERSITIES, "magnitude")
+    return dict.fromkeys(names, [1.0] * 5) | known
+
+
+def test_powers_of_two_tell_every_pair_of_layers_apart():
+    found = decided({name: [16.0, 8.0, 4.0, 2.0, 1.0] for name in flat({})}, 60)
+    assert found["early_drop"] == [16.0 - 4.0] * len(layers.CONTRASTS)
+    assert found["sparsity_fall"] == [8.0 - 1.0] * len(layers.SPARSITIES)
+    assert found["magnitude_rise"] == 1.0 - 8.0
+    assert found["diversity_recovery"] == [1.0 - 3.0] * 2
+    assert found["diversity_dip"] == [8.0 - 3.0] * 2
+    assert found["dimension"] == [4.0, 2.0, 1.0]
+    assert found["input_information"] == [8.0, 4.0, 2.0, 1.0]
+    assert found["input_information_bits"] == pytest.approx([x / math.log(2) for x in (8, 4, 2, 1)])
+    assert found["entropy_drop"] == pytest.approx(100 * (14 / 3 - 1) / (14 / 3))
+
+
+def test_each_printed_figure_has_its_own_closest_setting():
+    """A drop of 1.7 % and not a rise, a ratio of 0.39, 0.048 nats and 0.048 bits, each among others that are near."""
+    known = {ENTROPIES[0]: [0.0] * 5, ENTROPIES[3]: [9.0, 10.0, 10.0, 10.0, 10.17]}
+    known |= {ENTROPIES[5]: [9.0, 10.0, 10.0, 10.0, 9.83]}
+    known |= {layers.DIMENSIONS[n]: [9.0, 9.0, *[x] * 3] for n, x in ((1, 0.048), (4, 0.4), (6, 0.39))}
+    amounts = ((2, 0.39), (30, 0.048 * math.log(2)), (40, 0.048), (50, 0.39 * math.log(2)))
+    known |= {layers.INPUTS[n]: [9.0, *[x] * 4] for n, x in amounts}
+    found = decided(flat(known), 60)
+    assert (found["entropy_setting"], found["entropy_drop"]) == (5.0, pytest.approx(1.7))
+    assert (found["dimension_setting"], found["dimension"]) == (6.0, [0.39] * 3)
+    assert (found["input_information_setting"], found["input_information"]) == (40.0, [0.048] * 4)
+    assert found["input_information_bits_setting"] == 30.0
+    assert found["input_information_bits"] == pytest.approx([0.048] * 4)
+
+
+FULL = math.log(60)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "counts"),
+    [
+        ("h_unit5", [0.0, 1.0, 1.0, 1.0, 0.983], True),
+        ("h_unit5", [1.0, 0.0, 3.0, 3.0, 1.966], False),
+        ("h_unit5", [1.0, FULL, FULL, FULL, FULL - 0.005], True),  # no entropy of 60 symbols
+        ("x_bins5_layer", [0.0, 1.0, 1.0, 1.0, 0.983], True),
+        ("x_bins5_layer", [1.0, 0.0, 3.0, 3.0, 1.966], False),
+        ("x_bins5_layer", [1.0, FULL, FULL, FULL, FULL - 0.005], False),
+        ("x_bins5_layer", [FULL, FULL, FULL, FULL, 0.983 * FULL], True),
+    ],
+)
+def test_an_entropy_that_is_zero_or_saturated_in_the_layers_has_no_drop_and_the_embedding_does_not_matter(
+    name, values, counts
+):
+    rest = {other: [1.0, 2.0, 2.0, 2.0, 1.0] for other in ENTROPIES}  # a drop of 50 %
+    found = decided(flat(rest | {name: values}), 60)
+    assert (ENTROPIES[int(found["entropy_setting"])] == name) is counts
+    assert (found["entropy_drop"] < 2) is counts
+
+
 def test_a_rescaled_state_can_hide_or_make_a_fall_of_sparsity_at_a_fixed_threshold():
     u = normal(0, "u", size=(60, 6, 8))
     run = Trajectory.of([9 * u, u, 2 * u, 3 * u, 4 * u])  # the fall is from layer 1, not from the embedding
@@ -278,3 +337,52 @@ def test_directions_leave_out_a_seed_in_which_the_model_diverged():
     runs = [Result("e", {}, "book", seed, "finished", {"m/h": [0.0, 1.0, 2.0 + seed / 10]}) for seed in range(3)]
     runs.append(Result("e", {}, "book", 3, "finished", {}, diverged={"m": 5}))
     assert layers.directions(runs, "m", ["h"]) == {"rises": 1, "falls": 0, "neither": 0}
+
+
+def test_directions_before_training_are_read_from_the_controls_and_no_change_is_no_direction():
+    runs = []
+    for seed, sign in enumerate((-1.0, 1.0, -1.0)):
+        figures = {"m/h": [9.0, 1.0, 2.0], "m/same": [0.0, 2.0, 2.0], "m/unsure": [0.0, 0.0, sign]}
+        controls = {"m/untrained_h": [0.0, 2.0, 1.0], "m/untrained_same": [0.0, 1.0, 2.0]}
+        runs.append(Result("e", {}, "book", seed, "finished", figures, controls, diverged={"other": 3}))
+    assert layers.directions(runs, "m", ["h", "same", "unsure"]) == {"rises": 1, "falls": 0, "neither": 2}
+    assert layers.directions(runs, "m", ["h"], "untrained_") == {"rises": 0, "falls": 1, "neither": 0}
+    assert layers.directions(runs, "m", ["same"], "untrained_") == {"rises": 1, "falls": 0, "neither": 0}
+
+
+@pytest.fixture
+def seen_by(monkeypatch):
+    """What a ProfileLook finds in a run, with or without a mask; the labels, which take long, are left out."""
+
+    def found(run, mask=None):
+        monkeypatch.setattr(layers, "look", lambda model, examples: run)
+        monkeypatch.setattr(layers, "of_labels", lambda t, y, seed: {})
+        x = torch.zeros(run.states[0].shape)
+        return layers.ProfileLook(Examples(x, torch.arange(len(x)) % 2, mask), 0)(None)
+
+    return found
+
+
+def signs(name):
+    return normal(0, name, size=(12, 5, 4)).sign().float()
+
+
+def test_a_look_leaves_out_padding_whatever_stands_there(seen_by):
+    mask = torch.arange(5) < torch.arange(12).remainder(4).view(-1, 1) + 2
+    found = seen_by(Trajectory.of([signs(n).masked_fill(~mask.unsqueeze(-1), 0.05) for n in ("a", "b")]), mask)
+    assert found["magnitude"] == [1.0, 1.0]
+    assert found["sparse0.1"] == [0.0, 0.0]
+
+
+def test_a_look_at_a_run_that_diverged_gives_nothing_though_the_states_before_are_finite(seen_by):
+    states = [signs("a"), signs("b")]
+    assert seen_by(Trajectory.of(states))["magnitude"] == [1.0, 1.0]
+    assert seen_by(Trajectory.of([*states, states[0] / 0])) == {}
+
+
+def test_a_look_gives_nothing_if_one_state_has_the_same_mean_for_all_examples(seen_by):
+    some = signs("a")
+    some[..., 0] = 1.0  # a feature that is constant is no reason
+    assert seen_by(Trajectory.of([some, some, some])) != {}
+    still = torch.cat([some[:, :2], -some[:, :2], 5 * torch.arange(4.0).expand(12, 1, 4)], dim=1)
+    assert seen_by(Trajectory.of([some, still, some])) == {}

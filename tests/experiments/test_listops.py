@@ -16,6 +16,7 @@ from pdelab.results import Store
 from pdelab.solver import Trajectory
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
+from pdelab.training import Evaluation
 
 TASK = TASKS["listops"][Scale.SMOKE]
 
@@ -146,15 +147,16 @@ def test_unrelated_models_share_the_embedding_and_are_compared_with_the_model(da
     probe = data.test.take(slice(0, 20))
     model = build("transformer", TASK, data, 0)
     found = embedding_scale.beside_unrelated(model, TASK, data, 0, probe)
-    other = build("other", TASK, data, 0)
-    other.embed = model.embed
-    by_hand = [
-        cosine(u, v, probe.mask).item()
-        for u, v in zip(look(other, probe).states, look(model, probe).states, strict=True)
-    ]
-    assert found["other"] == pytest.approx(by_hand, abs=1e-6)
-    assert found["printed"][0] == pytest.approx(1)
-    assert found["other_fidelity"] == pytest.approx(fidelity(look(other, probe)).tolist(), abs=1e-6)
+    for kind in embedding_scale.UNRELATED:
+        other = build(kind, TASK, data, 0)
+        other.embed = model.embed
+        by_hand = [
+            cosine(u, v, probe.mask).item()
+            for u, v in zip(look(other, probe).states, look(model, probe).states, strict=True)
+        ]
+        assert found[kind] == pytest.approx(by_hand, abs=1e-6)
+        assert found[kind][0] == pytest.approx(1)
+        assert found[f"{kind}_fidelity"] == pytest.approx(fidelity(look(other, probe)).tolist(), abs=1e-6)
     assert found["fidelity"] == pytest.approx(fidelity(look(model, probe)).tolist(), abs=1e-6)
 
 
@@ -192,6 +194,32 @@ def test_the_best_scale_is_that_of_the_largest_least_fidelity_and_the_last_state
     seen = {"pre 1/fidelity": [1.0, 0.6, 0.1], "pre 3/fidelity": [1.0, 0.7, 0.0], "post 3/fidelity": [1.0, 0.9, 0.9]}
     assert embedding_scale.lowest_at_best(seen, "fidelity") == {"best/lowest_fidelity": 0.7}
     assert embedding_scale.lowest_at_best({}, "fidelity") == {}
+
+
+def test_the_sweep_sets_a_trained_model_beside_itself_untrained_and_scale_acts_before_the_norm_alone(monkeypatch, data):
+    """1 − cos falls as 1/s² with pre-LayerNorm; training is here a doubling of the embedding, so it falls to a quarter.
+
+    Post-LayerNorm adds Att(u), of the size of u.
+    """
+    monkeypatch.setattr(embedding_scale, "SCALES", (10, 20))
+
+    def double(model, *_, **__):
+        embedding_scale.enlarge(model.embed, 2)
+        return tasks.Training(status="finished", evaluations=[Evaluation(0, 1.0, 0.5, 0.4, 0.6, 9)])
+
+    monkeypatch.setattr(embedding_scale, "trained", double)
+    result = embedding_scale.run("smoke", 0)
+    probe = data.test.take(slice(0, TASK.probe))
+    for place, kind in embedding_scale.KINDS.items():
+        given = build(kind, TASK, data, 0).embed(probe.x)[probe.mask].square().mean().sqrt().item()
+        assert result.controls[f"{place} 10/untrained_input_rms"] == pytest.approx(10 * given, rel=1e-5)
+        assert result.figures[f"{place} 10/input_rms"] == pytest.approx(20 * given, rel=1e-5)
+        before, after = result.controls[f"{place} 10/untrained_fidelity"], result.figures[f"{place} 10/fidelity"]
+        assert after == pytest.approx(result.controls[f"{place} 20/untrained_fidelity"], abs=1e-6)
+        falls = (1 - before[-2]) / (1 - after[-2])
+        assert falls == pytest.approx(4, rel=0.2) if place == "pre" else falls < 2
+    assert result.figures["best/lowest_fidelity"] == min(result.figures["pre 20/fidelity"][:-1])
+    assert result.controls["untrained_best/lowest_fidelity"] == min(result.figures["pre 10/fidelity"][:-1])
 
 
 def test_a_model_that_diverges_in_the_sweep_is_named(monkeypatch):
