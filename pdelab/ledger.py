@@ -69,6 +69,7 @@ __all__ = [
     "untestable",
 ]
 
+_MODELS = {"other": "2nd Transformer", "printed": "P2 eq 4", "earlier": "P1 eq 1"}  # names of models, as chapters say
 _SCRIPT = files("pdelab").joinpath("ledger.js").read_text(encoding="utf-8")
 
 
@@ -198,13 +199,13 @@ def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
     for one in comparisons:
         several = len(one.ours) > 1
         rows = names or [str(number) for number in range(1, len(one.ours) + 1)]
-        shown = {"printed": [str(p) for p in one.printed]} if one.printed else {}
-        shown |= {"ours": one.ours} | one.controls
-        header = "".join(f'<th scope="col">{html.escape(name.replace("_", " "))}</th>' for name in shown)
+        shown = [("printed", [str(p) for p in one.printed])] if one.printed else []
+        shown += [("ours", one.ours), *((_apart(name, one.figure), own) for name, own in one.controls.items())]
+        header = "".join(f'<th scope="col">{html.escape(name)}</th>' for name, _ in shown)
         lines = [
             (f'<th scope="row">{html.escape(row)}</th>' if several else "")
             + "".join(f"<td>{_value(value)}</td>" for value in values)
-            for row, *values in zip(rows, *shown.values(), strict=True)
+            for row, *values in zip(rows, *(column for _, column in shown), strict=True)
         ]
         seeds = str(one.ours[0]).rpartition(" (")[2].rstrip(")")
         caption = f"{html.escape(one.figure.replace('_', ' '))}: {one.verdict.value}; mean and 95 % interval of {seeds}"
@@ -215,6 +216,19 @@ def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
             f"<table><caption>{caption}</caption><thead><tr>{corner}{header}</tr></thead><tbody>{body}</tbody></table></div>"
         )
     return "".join(tables)
+
+
+def _apart(control: str, figure: str) -> str:
+    """What tells a control's name from that of the figure, in words; all of it where nothing does.
+
+    >>> _apart("linear/untrained_label_gap", "linear/label_gap"), _apart("rows-bare-shuffled/drop", "rows-bare/drop")
+    ('untrained', 'shuffled')
+    """
+    model, _, name = control.rpartition("/")
+    own, _, mine = figure.rpartition("/")
+    parts = [model.removeprefix(own).removesuffix(own).strip("_-"), name.removesuffix(mine).strip("_")]
+    words = " ".join(part for part in parts if part) or control
+    return " ".join(_MODELS.get(word, word) for word in words.replace("_", " ").split())
 
 
 def _value(value: str | Summary) -> str:

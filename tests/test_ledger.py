@@ -368,6 +368,17 @@ def test_a_list_is_shown_with_an_interval_for_each_value(store):
     assert ledger.side_by_side(named).startswith("X-1, mean of 3 seeds: L0 to a<b\n")
 
 
+def test_the_columns_of_a_box_have_names_that_differ():
+    for outcome in ledger.judge_all():
+        for one in outcome.ruling.comparisons:
+            names = ["printed", "ours", *(ledger._apart(control, one.figure) for control in one.controls)]
+            assert len(set(names)) == len(names), outcome.claim.id
+    assert ledger._apart("other_best/least", "best/least") == "2nd Transformer"
+    assert ledger._apart("untrained_printed/mse", "best/mse") == "untrained P2 eq 4"
+    assert ledger._apart("post_after/copy_pearson", "post_after/features_pearson") == "copy pearson"
+    assert ledger._apart("c", "c") == "c"
+
+
 def test_every_value_of_a_list_has_a_name():
     several = [(o.claim, c) for o in ledger.judge_all() for c in o.ruling.comparisons if len(c.ours) > 1]
     assert len(several) >= 13
