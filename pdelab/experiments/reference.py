@@ -64,9 +64,7 @@ BEST = {  # of the similarities that the papers print; a NaN stays one
 }
 SHARES = {False: 10, True: 3}  # at paper size (c) has one part in so many of the steps; True: for P1's texts
 FITTED = 4  # times `probe` training examples, for maps and means
-MAPS = (
-    8_000_000  # entries of attention maps that one layer may have; fewer examples are looked at where tokens are many
-)
+MAPS = 32_000_000  # entries of attention maps that one layer may have: where tokens are many, of fewer examples
 
 
 def borrowed(kind: str, teacher: Model, task: Task, data: Dataset) -> Model:
@@ -111,7 +109,7 @@ def distilled(
     for weights in (*model.embed.parameters(), *model.readout.parameters()):
         weights.requires_grad_(False)
     objective = partial(state_distance, teacher=teacher)
-    settings = replace(task.settings, watch=(), steps=max(1, task.settings.steps // share))
+    settings = replace(task.cut(max(1, task.settings.steps // share)).settings, watch=())
     record = trained(model, data, settings, derive(seed, name, "training"), work, name, objective=objective)
     found.made_by(record.commits)
     if record.status == DIVERGED:
@@ -175,6 +173,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     known = {"fitted_on": FITTED * task.probe, "comparisons": alignment.DEFINITIONS}
     if share > 1:
         known["distilled_steps"] = max(1, task.settings.steps // share)
+        known["maps_on"] = len(few(data.test.take(slice(0, task.probe)), task.heads))
     if watching is not None:
         information_labels.add(found, OF_P1)
         known |= {"information": information_labels.DEFINITIONS, "deciding": list(information_labels.DECIDING)}

@@ -234,7 +234,9 @@ class Measured:
         self.commits = [*dict.fromkeys([*self.commits, *commits])]
 
     def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
-        """A training that was stopped and went on with other code makes the Result name both commits."""
+        """The Result names the commit of every training, also of one that went on with other code, and the present."""
+        here = environment()
+        self.made_by([here["commit"]])
         return Result(
             experiment=experiment,
             configuration=task.configuration() | configuration,
@@ -244,7 +246,7 @@ class Measured:
             figures=self.figures,
             controls=self.controls,
             diverged=self.diverged,
-            environment=environment() | {"commit": ", ".join(self.commits)},
+            environment=here | {"commit": ", ".join(self.commits)},
         )
 
 

@@ -20,7 +20,7 @@ from pdelab.models import VARIANTS, transformer
 from pdelab.results import Result, Store
 from pdelab.solver import Trajectory
 from pdelab.terms.diffusion import Diffusion
-from pdelab.training import Settings, train
+from pdelab.training import DIVERGED, Settings, Training, train
 
 IMAGES = TASKS["images"][Scale.SMOKE]
 
@@ -224,6 +224,28 @@ def test_distillation_brings_the_states_nearer_and_leaves_the_embedding(digits):
     assert after < 0.9 * before
     assert torch.equal(model.embed.content.weight, teacher.embed.content.weight)
     assert found.figures["distilled_residual/distance"] < before
+
+
+def test_a_distillation_with_a_share_of_the_steps_warms_up_for_its_own_tenth(monkeypatch, digits):
+    seen = []
+
+    def trained(model, data, settings, *rest, **options):
+        seen.append(settings)
+        return Training(status=DIVERGED, stopped_at=1)
+
+    monkeypatch.setattr(reference, "trained", trained)
+    teacher = build("transformer", IMAGES, digits, 0)
+    for share in (1, 2):
+        reference.distilled("residual", teacher, IMAGES, digits, 0, Workplace(), tasks.Measured(), share)
+    assert [(s.steps, s.warmup, s.watch) for s in seen] == [(40, 4, ()), (20, 2, ())]
+    assert seen[0] == dataclasses.replace(IMAGES.settings, watch=())
+
+
+def test_a_result_names_the_code_that_measured_beside_the_code_that_trained(monkeypatch):
+    monkeypatch.setattr(tasks, "environment", lambda: {"commit": "new"})
+    found = tasks.Measured(commits=["old"])
+    assert found.result("images", IMAGES, Scale.SMOKE, 0).environment["commit"] == "old, new"
+    assert found.result("images", IMAGES, Scale.SMOKE, 0).environment["commit"] == "old, new"
 
 
 def test_the_teacher_itself_has_distance_zero(digits):
