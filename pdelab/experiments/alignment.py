@@ -30,18 +30,22 @@ SIMILARITIES = {
     "cka": cka,
 }
 MAPPED = ("nmse", "cosine", "centred_cosine")  # after a map fitted to the target; CKA needs none
-BINS = 16  # of the spectra that are kept
+SPECTRAL = ("spectral", "mean_spectral")
+BINS = 16  # of the spectra that are kept, or as many as the shortest example has
+SHORTEST = 8  # tokens that an example must have to count in a spectrum: five bands
 DEFINITIONS = {
     "mse, nmse": "mean square difference of the states, plain and over the variance of the target's",
     "cosine": "of a token's two states, mean over tokens; centred_: less the mean at each position",
-    "spectral": "cosine of the amplitudes along the tokens, one for each example and feature, averaged",
+    "spectral": "cosine of the amplitudes along the tokens, one for each example and feature, averaged; "
+    f"as in all spectra of examples of at least {SHORTEST} tokens",
     "mean_spectral": "cosine of the two amplitude spectra averaged over examples and features",
     "mapped_...": "the same after an affine map fitted on training examples",
     "attention_cosine, attention_kl": "of the rows of the maps, head by head, KL from the target in nats",
     "mean_attention_...": "the same for the mean over the heads",
     "overall_...": "the mean over the layers, without the input",
     "energy_gap": "largest distance of the energy curve from the target's; energy_gain: that of its input less this",
-    "amplitude, energy": f"spectrum along the tokens in {BINS} bands up to 1/2 a token, averaged over the layers",
+    "amplitude, energy": f"spectrum along the tokens up to 1/2 a token, averaged over the layers; {BINS} bands, or "
+    "as many as the shortest example has",
 }
 
 
@@ -75,9 +79,18 @@ def _with_one(u: torch.Tensor) -> torch.Tensor:
 
 def alignment(states: Sequence[Field], target: Trajectory, names: Sequence[str] = tuple(SIMILARITIES)) -> Figures:
     """Similarities of the states to the target's, one value per state, and overall."""
-    run = replace(target, states=tuple(states))
-    found = {name: per_layer(SIMILARITIES[name], run, target).tolist() for name in names}
+    both = (replace(target, states=tuple(states)), target)
+    longer = [long_enough(run) for run in both]
+    found = {name: per_layer(SIMILARITIES[name], *(longer if name in SPECTRAL else both)).tolist() for name in names}
     return found | overall(found, skip=1)
+
+
+def long_enough(run: Trajectory) -> Trajectory:
+    """The run of the examples that count in a spectrum; of all if none is so long."""
+    kept = real_places(run.final, run.mask).sum(dim=1) >= SHORTEST
+    if run.mask is None or kept.all() or not kept.any():
+        return run
+    return replace(run, states=tuple(u[kept] for u in run.states), mask=run.mask[kept])
 
 
 def compared(fitted: Trajectory, tested: Trajectory, target_fitted: Trajectory, target: Trajectory) -> Figures:
@@ -104,6 +117,8 @@ def uniform_maps(run: Trajectory) -> Trajectory:
 
 def spectra(states: Sequence[Field], mask: Mask | None) -> Figures:
     """Amplitude in each band of frequency and cumulative energy, averaged over the layers (in the root mean square)."""
+    run = long_enough(Trajectory.of(states, mask=mask))
+    states, mask = run.states, run.mask
     bins = min(BINS, int(real_places(states[0], mask).sum(dim=1).min()) // 2 + 1)
     amplitudes = torch.stack([spectrum(u, mask, bins=bins) for u in states])
     energies = torch.stack([cumulative_energy(u, mask, bins=bins) for u in states])

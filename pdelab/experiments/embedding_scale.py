@@ -43,7 +43,7 @@ def enlarge(embed: Embedding, factor: float) -> None:
 def beside_unrelated(model: Model, task: Task, data: Dataset, seed: int, probe: Examples) -> Figures | None:
     """The model's fidelity, and the cosine of its states with those of unrelated models that share its embedding.
 
-    None if the model's own run diverges.
+    None if a run diverges.
     """
     run = look(model, probe)
     if run.status is Status.DIVERGED:
@@ -53,6 +53,8 @@ def beside_unrelated(model: Model, task: Task, data: Dataset, seed: int, probe: 
         other = build(kind, task, data, seed).to(run.final.device)
         other.embed.load_state_dict(model.embed.state_dict())
         seen = look(other, probe)
+        if seen.status is Status.DIVERGED:
+            return None
         found[kind] = alignment.alignment(seen.states, run, ["cosine"])["cosine"]
         found[f"{kind}_fidelity"] = fidelity(seen).tolist()
     return found

@@ -161,7 +161,8 @@ def add(found: Measured, kinds: Sequence[str]) -> None:
         if kind in found.records and (curve := curves(found.records[kind])) is not None:
             seen[kind] = curve
         elif kind in found.records:
-            found.diverged[kind] = next(look.step for look in found.records[kind].watched if not look.looked)
+            lost = next(look.step for look in found.records[kind].watched if not look.looked)
+            found.diverged[f"{kind}/information"] = lost  # its other figures stand
     for kind, own in seen.items():
         place = found.controls if kind == "other" else found.figures
         for name, table in own.items():

@@ -314,16 +314,18 @@ def contrast(simulators: dict[str, Figures], transformer: Figures, n: int) -> di
     """`early_contrast` and `early_vote` of each profile, and as `best` of that whose least value is largest.
 
     The mean of those that vote, in place of those that do not, decides nothing: it is above zero where they are.
+    Where none votes there is nothing to see: NaN.
     """
     found = {}
     for kind, seen in simulators.items():
         pairs = zip(decided(seen, n)["early_drop"], decided(transformer, n)["early_drop"], strict=True)
         values, vote = [a - b for a, b in pairs], votes(seen, transformer, n)
         counted = [value for value, counts in zip(values, vote, strict=True) if counts]
-        rest = sum(counted) / max(1, len(counted))
+        rest = sum(counted) / len(counted) if counted else math.nan
         values = [value if counts else rest for value, counts in zip(values, vote, strict=True)]
         found[kind] = {"early_contrast": values, "early_vote": [float(counts) for counts in vote]}
-    return found | ({"best": max(found.values(), key=lambda one: min(one["early_contrast"]))} if found else {})
+    seeing = [one for one in found.values() if any(one["early_vote"])] or list(found.values())
+    return found | ({"best": max(seeing, key=lambda one: min(one["early_contrast"]))} if found else {})
 
 
 def without_dynamics(run: Trajectory, y: Tensor, seed: int) -> Figures:
@@ -413,7 +415,7 @@ def _models(found: Measured, prefix: str, task: Task, data: Dataset, seed: int, 
             seen_of["untrained_"][kind] = first
             found.figures |= named(name, _course(record))
         if name == "rows-transformer":
-            run = look(model, data.test.take(slice(0, task.probe)))
+            run = look(model.cpu(), data.test.take(slice(0, task.probe)))
             found.controls |= without_dynamics(run, data.test.y[: task.probe], seed)
     for label, known in seen_of.items():
         if "transformer" not in known:

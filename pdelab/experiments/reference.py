@@ -2,7 +2,8 @@
 
 (a) KIND: trained separately, with other weights. Decides the claims.
 (b) borrowed_KIND: the simulator has the Transformer's embedding, attention and feed-forward weights, untrained.
-(c) distilled_KIND: the simulator has the Transformer's embedding and is trained to match its states, every layer alike.
+(c) distilled_KIND: the simulator has the Transformer's embedding and is trained to match its states, every layer alike;
+    `distance` is what it minimised, on its last batch.
 
 Beside them stand
 
@@ -132,6 +133,7 @@ def _fooled(task: Task, data: Dataset, seed: int, work: Workplace) -> Measured:
     found.models = {key.replace("transformer-", ""): model for key, model in found.models.items()}
     found.figures = {key.replace("transformer-", ""): value for key, value in found.figures.items()}
     found.diverged = {key.replace("transformer-", ""): step for key, step in found.diverged.items()}
+    found.records = {key.replace("transformer-", ""): record for key, record in found.records.items()}
     return found
 
 

@@ -47,7 +47,7 @@ def noisy_losses(model: Model, examples: Examples, seed: int, *, relative: bool 
 
     relative: ε in units of the root mean square of the entries of u₀.
     """
-    double = copy.deepcopy(model).double().cpu()
+    double = copy.deepcopy(model).cpu().double()  # Apple's GPUs have no float64
     if examples.x.is_floating_point():
         examples = Examples(examples.x.double(), examples.y, examples.mask)
     with torch.no_grad():

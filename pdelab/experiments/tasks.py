@@ -87,10 +87,10 @@ class Task:
         return 3 * self.settings.batch * tokens * self.depth * (24 * self.width**2 + 4 * tokens * self.width)
 
     def cut(self, steps: int | None) -> "Task":
-        """The same with a training of so many steps, if that is fewer, evaluated at its end alone."""
+        """The same with a training of so many steps, if fewer, watched as often but evaluated at its end alone."""
         if steps is None or steps >= self.settings.steps:
             return self
-        shorter = replace(_settings(steps), evaluate_every=None)
+        shorter = replace(_settings(steps, len(self.settings.watch)), evaluate_every=None)
         kept = {name: getattr(shorter, name) for name in ("steps", "warmup", "evaluate_every", "watch")}
         return replace(self, settings=replace(self.settings, **kept))
 

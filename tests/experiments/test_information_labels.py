@@ -111,7 +111,7 @@ def test_a_model_whose_states_were_not_finite_is_named_and_the_others_are_compar
     records = {"transformer": made_by_hand(0.0), "linear": record, "bare": made_by_hand(-1.0)}
     found = tasks.Measured(records=records)
     information_labels.add(found, ("linear", "bare"))
-    assert found.diverged == {"linear": lost[0]}
+    assert found.diverged == {"linear/information": lost[0]}
     assert not any(name.startswith("linear/") for name in found.figures | found.controls)
     assert found.figures["bare/label_gap"] == pytest.approx([1.5] * len(DECIDING), abs=1e-5)
 

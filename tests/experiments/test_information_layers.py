@@ -257,6 +257,16 @@ def test_an_estimator_saturated_in_both_models_has_no_vote_and_decides_nothing()
     assert not layers.tells([full - 0.001] * 4, 60)
 
 
+def test_where_no_estimator_votes_the_contrast_is_unknown_and_a_simulator_that_is_seen_is_the_best():
+    full = math.log(60)
+    still, seen = early(*[(full, full)] * 8), early((full, 1.0), *[(full, full)] * 7)
+    blind = contrast({"a": still}, still, 60)
+    assert all(math.isnan(value) for value in blind["a"]["early_contrast"] + blind["best"]["early_contrast"])
+    for pair in ({"a": still, "b": seen}, {"b": seen, "a": still}):
+        found = contrast(pair, still, 60)
+        assert found["best"] == found["b"]
+
+
 @pytest.mark.parametrize("kind", ["noise", "ratio"])
 def test_bounds_from_distances_computed_once_are_those_of_channel_bounds(kind):
     t = normal(0, "t", size=(50, 6)) * 3 + 100

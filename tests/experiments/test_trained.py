@@ -16,8 +16,10 @@ from pdelab.datasets.base import Dataset, Examples
 from pdelab.experiments import alignment, corners, reference, tasks
 from pdelab.experiments.scales import Scale, Workplace, choose_scale, experiment
 from pdelab.experiments.tasks import DEFINITIONS, TASKS, Task, build, fit
+from pdelab.field import keep_real
 from pdelab.models import VARIANTS, transformer
 from pdelab.results import Result, Store
+from pdelab.seeds import normal
 from pdelab.solver import Trajectory
 from pdelab.terms.diffusion import Diffusion
 from pdelab.training import DIVERGED, Settings, Training, train
@@ -270,6 +272,24 @@ def test_the_spectrum_of_shuffled_tokens_and_of_noise_is_flat(reference_result):
     assert known["input/amplitude"][0] == pytest.approx(known["reordered_input/amplitude"][0], rel=1e-5)
 
 
+def test_examples_too_short_for_a_spectrum_do_not_count_in_it():
+    u, v = (normal(0, name, size=(3, 12, 4)) for name in "uv")
+    mask = torch.arange(12) < torch.tensor([[12], [1], [8]])
+    run, target = (Trajectory.of([keep_real(x, mask)] * 2, mask) for x in (u, v))
+    whole = mask[[0, 2]]
+    kept, alike = (Trajectory.of([x.states[0][[0, 2]]] * 2, whole) for x in (run, target))
+    for name in alignment.SPECTRAL:
+        found = alignment.alignment(run.states, target, [name])
+        assert found == alignment.alignment(kept.states, alike, [name])
+        assert found[name][0] < 0.99  # one token has one band, in which all things are alike
+    assert alignment.spectra(run.states, mask) == alignment.spectra(kept.states, whole)
+    assert len(alignment.spectra(run.states, mask)["energy"]) == 5
+    cosines = [alignment.alignment(x.states, y, ["cosine"])["cosine"] for x, y in ((run, target), (kept, alike))]
+    assert cosines[0] != cosines[1]
+    short = Trajectory.of([keep_real(u, mask[[1, 1, 1]])] * 2, mask[[1, 1, 1]])
+    assert alignment.long_enough(short) is short
+
+
 def test_attention_is_compared_on_as_many_examples_as_there_is_room_for(monkeypatch, digits):
     monkeypatch.setattr(reference, "MAPS", 3 * 4 * digits.length**2)
     assert len(reference.few(digits.test, heads=4)) == 3
@@ -281,6 +301,8 @@ def test_a_transformer_on_shuffled_labels_learns_nothing_and_shares_no_weight(di
     assert not torch.equal(shuffled.train.y, digits.train.y)
     assert torch.equal(shuffled.test.y, digits.test.y)
     assert abs(reference_result.controls["shuffled/centred_cosine"][0]) < 0.9
+    figures = reference_result.figures
+    assert figures["shuffled/accuracy"] < 0.2 < figures["transformer/accuracy"]
 
 
 def test_a_cut_training_is_shorter_and_says_so():
@@ -288,6 +310,8 @@ def test_a_cut_training_is_shorter_and_says_so():
     assert result.configuration["cut"] == "7 of 40 training steps"
     assert result.configuration["settings"]["steps"] == 7
     assert all(IMAGES.cut(steps) == IMAGES for steps in (None, 40, 41))
+    rows = TASKS["rows"][Scale.PAPER]
+    assert len(rows.cut(937).settings.watch) == len(rows.settings.watch) == tasks.WATCHED
     with pytest.raises(ValueError, match="none that can be cut"):
         corners.images("smoke", 0, Workplace(steps=7))
 

@@ -20,7 +20,7 @@ def usable_information(t: Tensor, y: Tensor, *, seed: int, folds: int = 5, stren
     it. The error is the standard deviation of the n held-out terms over √n; it leaves out that folds share training
     examples.
     """
-    x = samples(t, "t").detach().double().cpu()
+    x = samples(t, "t").detach().cpu().double()
     y = _classes(y, len(x), folds).cpu()
     if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 < strength < float("inf"):
         raise ValueError(f"strength must be a finite number above 0; not {strength!r}")
