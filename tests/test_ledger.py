@@ -51,6 +51,71 @@ def test_no_verdict_is_typed_in_the_claims_or_in_the_pages():
         assert not re.search(rf"(P[12]|R|S)-[\w./-]+[\s`*:]+({words})\b", text), page.name
 
 
+def with_held(compare):
+    return [one | {"control": [*one["control"], one["figure"].replace("/", "-held/")]} for one in compare]
+
+
+def first(compare):
+    return compare[:1]
+
+
+def second(compare):
+    return compare[1:]
+
+
+OTHER_READINGS = [  # what a claim says of its verdict had we chosen otherwise
+    ("P2-align-cos", {"figure": "distilled_printed/overall_cosine"}, "holds"),
+    (
+        "P2-align-spec",
+        {"control": [f"{kind}/overall_mean_spectral" for kind in ("copy", "untrained_printed", "untrained_bare")]},
+        "undecided",
+    ),
+    (
+        "P2-ib-contrast",
+        {"figure": "listops-best/early_contrast", "control": "listops-best/untrained_early_contrast"},
+        "trivial",
+    ),
+    ("P2-spectrum", {"control": ["untrained_earlier/energy_gain", "shuffled/energy_gain"]}, "holds"),
+    (
+        "P2-entropy",
+        {"figure": "listops-transformer/entropy_drop", "control": "listops-transformer/untrained_entropy_drop"},
+        "undecided",
+    ),
+    (
+        "P2-sparsity",
+        {"figure": "rows-residual_norm/sparsity_fall", "control": "rows-residual_norm/untrained_sparsity_fall"},
+        "holds",
+    ),
+    ("P2-magnitude", with_held, "trivial"),
+    ("P2-magnitude", first, "trivial"),
+    ("P2-diversity", first, "trivial"),
+    ("P1-table2", first, "fails"),
+    ("P1-table2", second, "trivial"),
+    ("P1-gradflow", first, "holds"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "verdict"), OTHER_READINGS)
+def test_what_a_claim_says_of_another_reading_is_what_its_rule_says(name, change, verdict):
+    claim = next(c for c in read_claims() if c.id == name)
+    changed = change if isinstance(change, dict) else {"compare": change(claim.evidence["compare"])}
+    other = replace(claim, evidence=claim.evidence | changed)
+    assert judge(other).verdict.value == verdict
+
+
+def test_every_verdict_that_a_claim_names_is_computed_here():
+    words = "|".join(v.value for v in Verdict)
+    named = [(c.id, word) for c in read_claims() for word in re.findall(rf"\*({words})\*", c.protocol)]
+    assert sorted(named) == sorted((name, verdict) for name, _, verdict in OTHER_READINGS)
+
+
+@pytest.mark.parametrize("one", [first, second])
+def test_noise_in_either_unit_gives_the_verdict_of_both(one):
+    claim = next(c for c in read_claims() if c.id == "P1-perturb")
+    alone = replace(claim, evidence=claim.evidence | {"compare": one(claim.evidence["compare"])})
+    assert judge(alone).verdict == judge(claim).verdict
+
+
 def entry(**changes):
     given = {"id": "X-1", "title": "A claim", "where": "here", "kind": "measurement", "says": "so"}
     return given | {"chapter": "c", "rule": "reproduced"} | changes
