@@ -1,6 +1,6 @@
 """What the trained experiments share: a task at three sizes, a model for it by name, and what is measured on it.
 
-Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size, tested on 2,000 images), `listops` (short
+Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size, tested on 500 images), `listops` (short
 expressions without SM; 1000 tokens with SM at paper size), and for P1 `rows` and `layers` (digits in rows; MNIST in 28
 rows) and `text` (synthetic topics; 20 Newsgroups, with P1's four layers, width 128, batch 32 and five epochs). Models:
 `transformer` and `other`, two pre-LayerNorm Transformers that differ in their name and so in every weight, and the
@@ -124,7 +124,7 @@ TASKS: dict[str, dict[Scale, Task]] = {
     "images": {
         Scale.SMOKE: Task("digits-rows", _settings(40, batch=32), depth=2, width=16),
         Scale.BOOK: Task("digits-rows", _settings(600, rate=3e-3)),
-        Scale.PAPER: Task("mnist-pixels", _settings(9_375, batch=32, checkpoint_every=20), {"test": 2_000}, **_PAPER),
+        Scale.PAPER: Task("mnist-pixels", _settings(9_375, batch=32, checkpoint_every=20), {"test": 500}, **_PAPER),
     },
     "listops": {
         Scale.SMOKE: Task("listops-16-nosm", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16),
