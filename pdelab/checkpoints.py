@@ -19,6 +19,10 @@ class RefusedCheckpoint(ValueError):
     """A checkpoint that is damaged, or belongs to another run."""
 
 
+class UnusableFolder(ValueError):
+    """A folder that another run uses, or that cannot be written."""
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """The folder, made if it is missing, for this run alone; freed also when the process is killed."""
@@ -27,9 +31,10 @@ def alone_in(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
-        raise ValueError(f"folder {folder} is in use by another run; wait for it, or name another folder") from error
+        words = f"folder {folder} is in use by another run; wait for it, or name another folder"
+        raise UnusableFolder(words) from error
     except OSError as error:
-        raise ValueError(f"folder {folder} cannot be written ({error}); name another folder") from error
+        raise UnusableFolder(f"folder {folder} cannot be written ({error}); name another folder") from error
     try:
         for part in folder.glob(".*.part"):  # what a killed process had not finished writing
             part.unlink()
@@ -91,8 +96,9 @@ def load(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimiz
     if other:
         if "settings" in other:
             before, now = content["fingerprint"]["settings"], own["settings"]
-            changed = ", ".join(key for key in now if now[key] != before.get(key))
-            other[other.index("settings")] = f"settings ({changed})"
+            either = before | now
+            changed = [key for key in either if not (key in before and key in now and before[key] == now[key])]
+            other[other.index("settings")] = f"settings ({', '.join(changed)})"
         raise RefusedCheckpoint(
             f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
         )

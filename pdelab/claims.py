@@ -13,6 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from pdelab.experiments.runner import RUNS
+from pdelab.experiments.scales import Scale
 from pdelab.results import data_folder
 
 KINDS = ("construction", "theorem", "measurement")
@@ -162,8 +164,13 @@ def _claim(entry: dict) -> Claim:
 def _check_evidence(name: str, claim: Claim) -> None:
     """Evidence must name all that its rule reads, and nothing that no rule reads."""
     evidence = claim.evidence
+    if claim.rule in ("checked", "untestable"):
+        raise ValueError(f"{name}: the rule {claim.rule} reads no evidence; remove the field 'evidence'")
     if "experiment" not in evidence:
         raise ValueError(f"{name}: evidence needs ['experiment'] for the rule {claim.rule}")
+    for key, known in (("experiment", list(RUNS)), ("scale", [scale.value for scale in Scale])):
+        if key in evidence and evidence[key] not in known:
+            raise ValueError(f"{name}: unknown {key} {evidence[key]!r} in evidence; there are {', '.join(known)}")
     measured = claim.kind == "measurement"
     if unknown := set(evidence) - {"experiment", "scale"} - ({"compare", "rows", *COMPARISON} if measured else set()):
         raise ValueError(f"{name}: the rule {claim.rule} reads no {sorted(unknown)} in evidence")
@@ -187,7 +194,8 @@ def _check_comparison(name: str, claim: Claim, one: dict) -> None:
     needed |= {"tolerance"} if claim.rule == "reproduced" else set()
     if missing := needed - set(one):
         raise ValueError(f"{name}: evidence needs {sorted(missing)} for the rule {claim.rule}")
-    if unknown := set(one) - {*COMPARISON, "experiment", "scale", "rows"}:
+    beside = set() if "compare" in claim.evidence else {"experiment", "scale", "rows"}
+    if unknown := set(one) - set(COMPARISON) - beside:
         raise ValueError(f"{name}: a comparison has no {sorted(unknown)}; it has {', '.join(COMPARISON)}")
     controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
     if not controls or not all(isinstance(control, str) for control in controls):

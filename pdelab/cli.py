@@ -20,7 +20,7 @@ from platformdirs import user_data_path
 from tqdm.auto import tqdm
 
 from pdelab import __version__, ledger
-from pdelab.checkpoints import RefusedCheckpoint
+from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 from pdelab.experiments import runner
 from pdelab.experiments.scales import Scale, choose_scale
@@ -28,6 +28,8 @@ from pdelab.results import DamagedResult, Result, Store, Summary, data_folder, s
 from pdelab.training import choose_device
 
 DAMAGED, MISSING, STOPPED = 1, 3, 130
+EXPECTED = (DamagedResult, RefusedCheckpoint, UnusableFolder, cache.DataDamaged, runner.Killed, OSError)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
 
 
@@ -43,7 +45,7 @@ class Group(click.Group):
             raise
         except cache.DataMissing as error:
             fail(str(error), MISSING)
-        except (DamagedResult, RefusedCheckpoint, cache.DataDamaged, OSError) as error:
+        except EXPECTED as error:
             fail(str(error), DAMAGED)
 
 
@@ -166,6 +168,8 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
             stopped.append(f"{job}: {found.where}")
         elif isinstance(found, cache.DataMissing):
             missing.append(str(found))
+        elif isinstance(found, EXPECTED):
+            failed.append(f"{job}: failed, {found}")
         elif isinstance(found, Exception):
             tqdm.write("".join(traceback.format_exception(found)), file=sys.stderr)
             failed.append(f"{job}: failed, {type(found).__name__}: {found}")
@@ -185,9 +189,7 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
 @main.command()
 @click.argument("name", required=False)
 @click.option("--scale", type=SCALES, help="One size only.")
-@click.option(
-    "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: yours and the book's."
-)
+@click.option("--store", "folder", type=FOLDER, help="Folder of results; default: yours and the book's.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 def results(name, scale, folder, as_csv) -> None:
     """What is recorded: all experiments, or the figures of one with their controls and intervals.
@@ -208,7 +210,7 @@ def results(name, scale, folder, as_csv) -> None:
     rows = []
     try:
         for size in dict.fromkeys(r.scale for r in found):
-            same = [r for r in found if r.scale == size and r.status != "interrupted"]
+            same = [r for r in found if r.scale == size]
             for kind in ("figures", "controls"):
                 for figure in dict.fromkeys(key for r in same for key in getattr(r, kind)):
                     summary = summarise(same, figure, control=kind == "controls")
@@ -238,15 +240,14 @@ def shown(summary: Summary | list[Summary]) -> str:
     """A list has its number of seeds once, at the end."""
     if isinstance(summary, Summary):
         return str(summary)
-    values = [str(one).rpartition(" (") for one in summary]
-    return "; ".join(value[0] for value in values) + f" ({values[-1][2]}"
+    return "; ".join(one.value for one in summary) + f" ({summary[-1].runs})"
 
 
 @main.command()
 @click.argument("claim_id", required=False)
 @click.option("--verdict", type=click.Choice([v.value for v in ledger.Verdict]), help="Only claims with this verdict.")
 @click.option("--chapter", help="Only claims of this chapter.")
-@click.option("--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: the book's own.")
+@click.option("--store", "folder", type=FOLDER, help="Folder of results; default: the book's own.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, all columns.")
 def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
     """Every claim of the papers with its verdict, printed figure and ours; with CLAIM_ID all about one."""

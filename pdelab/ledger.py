@@ -9,8 +9,9 @@ import html
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import yaml
@@ -18,7 +19,7 @@ import yaml
 from pdelab.claims import Claim, by_anchor, check_name, read_claims, slug
 from pdelab.experiments.runner import RUNS
 from pdelab.page import Page, reply_text, typeset
-from pdelab.results import Store, Summary, data_folder
+from pdelab.results import Result, Store, Summary, data_folder
 from pdelab.rules import (
     FINDINGS,
     MEANINGS,
@@ -92,15 +93,18 @@ def judge(claim: Claim, store: Store | None = None) -> Outcome:
     A construction's evidence are the findings of its tests, recorded as check-ID; the other kinds name their experiment
     in `evidence: {experiment, scale, …}`, where the scale is book unless it is named.
     """
-    store = store or Store()
+    return _judge(claim, (store or Store()).load)
+
+
+def _judge(claim: Claim, load: Callable[..., list[Result]]) -> Outcome:
     rule = RULES[claim.rule]
     if claim.rule == "untestable":
         return Outcome(claim, rule(claim, []))
     if claim.kind == "construction":
-        results = store.load(check_name(claim.id))
+        results = load(check_name(claim.id))
     else:
         named = claim.evidence.get("experiment")
-        results = store.load(named, claim.evidence.get("scale", "book")) if named else []
+        results = load(named, claim.evidence.get("scale", "book")) if named else []
     if not results:
         return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
     sources = [name for r in results for name in r.configuration.get("tests", [r.experiment])]
@@ -108,7 +112,8 @@ def judge(claim: Claim, store: Store | None = None) -> Outcome:
 
 
 def judge_all(claims: Iterable[Claim] | None = None, store: Store | None = None) -> list[Outcome]:
-    return [judge(claim, store) for claim in (claims if claims is not None else read_claims())]
+    load = cache((store or Store()).load)  # many claims share an experiment
+    return [_judge(claim, load) for claim in (claims if claims is not None else read_claims())]
 
 
 def choose(outcomes: Iterable[Outcome], verdict: str | None = None, chapter: str | None = None) -> list[Outcome]:
@@ -207,8 +212,8 @@ def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
             + "".join(f"<td>{_value(value)}</td>" for value in values)
             for row, *values in zip(rows, *(column for _, column in shown), strict=True)
         ]
-        seeds = str(one.ours[0]).rpartition(" (")[2].rstrip(")")
-        caption = f"{html.escape(one.figure.replace('_', ' '))}: {one.verdict.value}; mean and 95 % interval of {seeds}"
+        name = html.escape(one.figure.replace("_", " "))
+        caption = f"{name}: {one.verdict.value}; mean and 95 % interval of {one.ours[0].runs}"
         corner = f'<th scope="col">{"" if names else "value"}</th>' if several else ""
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         tables.append(
@@ -232,7 +237,7 @@ def _apart(control: str, figure: str) -> str:
 
 
 def _value(value: str | Summary) -> str:
-    return html.escape(str(value).rpartition(" (")[0] if isinstance(value, Summary) else value)
+    return html.escape(value.value if isinstance(value, Summary) else value)
 
 
 def _details(outcome: Outcome) -> str:
@@ -265,10 +270,10 @@ def box(*claim_ids: str, store: Store | None = None) -> Page:
     unknown = [i for i in claim_ids if i not in known]
     if unknown or not claim_ids:
         raise ValueError(f"box needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
-    outcomes = [judge(known[i], store) for i in claim_ids]
+    outcomes = judge_all([known[i] for i in claim_ids], store)
     parts = [
-        f'<section class="verdict-box" id="{o.claim.box_anchor}" aria-label="Verdict on {o.claim.id}">'
-        f'<p>{_badge(o.verdict)} <a href="ledger.ipynb#{o.claim.anchor}">{o.claim.id}</a>: '
+        f'<section class="verdict-box" id="{o.claim.box_anchor}" aria-label="Verdict on {html.escape(o.claim.id)}">'
+        f'<p>{_badge(o.verdict)} <a href="ledger.ipynb#{o.claim.anchor}">{html.escape(o.claim.id)}</a>: '
         f"{html.escape(o.claim.title)} ({html.escape(o.claim.where)})</p><dl>{_details(o)}</dl></section>"
         for o in outcomes
     ]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 Figures = dict[str, float | list[float]]
 
-STATUSES = ("finished", "diverged", "interrupted")
+STATUSES = ("finished", "diverged")
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -31,16 +31,23 @@ class DamagedResult(ValueError):
 
 @cache
 def commit() -> str:
-    """The commit of the package's source, marked if the package was changed since; "unknown" outside a checkout."""
+    """The commit of the package's source, marked if the package was changed since; "unknown" outside its checkout.
+
+    The package may be installed inside the checkout of another project.
+    """
     package = Path(__file__).resolve().parent
     git = ["git", "-C", str(package)]
     if shutil.which("git") is None:
         return "unknown"
-    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-    if head.returncode:
+    asked = [*git, "rev-parse", "--show-toplevel", "--short=12", "HEAD"]
+    found = subprocess.run(asked, capture_output=True, text=True)
+    if found.returncode:
+        return "unknown"
+    checkout, head = found.stdout.splitlines()
+    if Path(checkout).resolve() != package.parent:
         return "unknown"
     changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True).stdout
-    return head.stdout.strip() + ("-dirty" if changed else "")
+    return head + ("-dirty" if changed else "")
 
 
 def environment() -> dict[str, str]:
@@ -174,7 +181,8 @@ class Store:
 
     def load(self, experiment: str, scale: str | None = None) -> list[Result]:
         """Every recorded seed of an experiment, in order of scale and seed; empty when none was recorded."""
-        found = [self.read(path) for path in (self.folder / experiment).glob("*.json")]
+        files = "*.json" if scale is None else f"{scale}-seed*.json"
+        found = [self.read(path) for path in (self.folder / experiment).glob(files)]
         return sorted((r for r in found if scale in (None, r.scale)), key=lambda r: (r.scale, r.seed))
 
     def damaged(self) -> dict[Path, str]:
@@ -208,19 +216,26 @@ class Summary:
     seeds: int
     diverged: int
 
+    @property
+    def value(self) -> str:
+        """The mean, from two seeds on with its interval; empty where no seed finished."""
+        spread = f" [{self.low:.3g}, {self.high:.3g}]" if self.seeds > 1 else ""
+        return f"{self.mean:.3g}{spread}" if self.seeds else ""
+
+    @property
+    def runs(self) -> str:
+        """How many seeds it is of."""
+        finished = {0: "no finished seed", 1: "1 seed"}.get(self.seeds, f"{self.seeds} seeds")
+        return finished + (f", {self.diverged} diverged" if self.diverged else "")
+
     def __str__(self) -> str:
-        lost = f", {self.diverged} diverged" if self.diverged else ""
-        if self.seeds == 0:
-            return f"no finished seed{lost}"
-        if self.seeds == 1:
-            return f"{self.mean:.3g} (1 seed{lost})"
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}] ({self.seeds} seeds{lost})"
+        return f"{self.value} ({self.runs})" if self.seeds else self.runs
 
 
 def interval(values: Sequence[float], diverged: int = 0) -> Summary:
     """mean ± t₀.₉₇₅(n−1) · s/√n, Student's interval for the mean of n independent runs.
 
-    One value has no spread: its interval is the whole line.
+    One value has no spread: its interval is the whole line, and so is that of values of which some are infinite.
 
     >>> print(interval([1.0, 2.0, 3.0]))
     2 [-0.484, 4.48] (3 seeds)
@@ -228,13 +243,14 @@ def interval(values: Sequence[float], diverged: int = 0) -> Summary:
     n = len(values)
     if n == 0:
         return Summary(math.nan, math.nan, math.nan, 0, diverged)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Summary(mean, -math.inf, math.inf, 1, diverged)
+    infinite = any(map(math.isinf, values))
+    mean = (sum if infinite else math.fsum)(values) / n  # fsum refuses inf - inf, which is NaN
+    if n > 1 and len(set(values)) == 1:  # infinities, too
+        return Summary(values[0], values[0], values[0], n, diverged)
+    if n == 1 or (infinite and not any(map(math.isnan, values))):
+        return Summary(mean, -math.inf, math.inf, n, diverged)
     from scipy.special import stdtrit  # the quantile of Student's t
 
-    if len(set(values)) == 1:  # infinities, too
-        return Summary(values[0], values[0], values[0], n, diverged)
     s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     half = float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
     return Summary(mean, mean - half, mean + half, n, diverged)
@@ -251,8 +267,6 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError("results is empty; record the experiment first")
     if len({(r.experiment, r.scale, json.dumps(_encode(r.configuration), sort_keys=True)) for r in results}) > 1:
         raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
-    if unfinished := [r.seed for r in results if r.status == "interrupted"]:
-        raise ValueError(f"results holds interrupted runs (seeds {unfinished}); finish them or leave them out")
     model = figure.split("/")[0]
     finished = [r for r in results if r.status == "finished" and model not in r.diverged]
     finished = [r for r in finished if not r.diverged or figure in (r.controls if control else r.figures)]
@@ -263,6 +277,12 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         known = sorted(set().union(*tables))
         raise ValueError(f"figure {figure!r} is missing for seeds {missing}; recorded are {', '.join(known) or 'none'}")
     values = [table[figure] for table in tables]
+    shapes: dict[str, list[int]] = {}
+    for r, value in zip(finished, values, strict=True):
+        shapes.setdefault(f"a list of {len(value)}" if isinstance(value, list) else "a number", []).append(r.seed)
+    if len(shapes) > 1:
+        found = ", ".join(f"{shape} for seeds {seeds}" for shape, seeds in shapes.items())
+        raise ValueError(f"figure {figure!r} has no common shape: {found}")
     if values and isinstance(values[0], list):
         return [interval(column, diverged) for column in zip(*values, strict=True)]
     return interval(values, diverged)

@@ -179,6 +179,9 @@ def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Pass
             raise ValueError(
                 f"claim {claim.id}: {len(ours)} values are ours, {len(control)} control, {len(targets)} printed"
             )
+    rows = claim.evidence.get("rows", [])
+    if rows and len(rows) != len(ours):
+        raise ValueError(f"claim {claim.id}: rows has {len(rows)} names, and {one['figure']} has {len(ours)} values")
     if any(math.isnan(s.mean) for values in (ours, *controls.values()) for s in values):
         raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
     slack = one.get("tolerance", 0.0)
@@ -259,5 +262,4 @@ def _means(summaries: tuple[Summary, ...]) -> str:
 
 def _intervals(summaries: tuple[Summary, ...]) -> str:
     """In full: each value with its interval, the seeds once."""
-    values = [str(s).rpartition(" (") for s in summaries]
-    return ", ".join(value[0] for value in values) + f" ({values[-1][2]}"
+    return ", ".join(s.value for s in summaries) + f" ({summaries[-1].runs})"

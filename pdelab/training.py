@@ -26,10 +26,10 @@ from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
 from pdelab.models import Model
-from pdelab.results import STATUSES, commit
+from pdelab.results import commit
 from pdelab.seeds import derive
 
-FINISHED, DIVERGED, INTERRUPTED = STATUSES
+FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 DECAYS = ("cosine", "none")
 Penalty = Callable[[nn.Module, Examples], Tensor]
 Look = Callable[[nn.Module], dict[str, float | list[float]]]

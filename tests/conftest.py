@@ -72,8 +72,9 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_sessionfinish(session):
-    if session.config.option.record_claims:
+def pytest_sessionfinish(session, exitstatus):
+    whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # not stopped on the way
+    if session.config.option.record_claims and whole:
         for claim_id, tests in session.config.findings.items():
             record(claim_id, tests)
     if session.config.skipped and os.environ.get("CI") == "true":

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 
+import children
 import pytest
 from click.testing import CliRunner
 
 from pdelab import cli
+from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 from pdelab.experiments import runner
 from pdelab.experiments.scales import Scale
@@ -56,6 +58,37 @@ def test_what_is_recorded_is_skipped_unless_again(places):
     assert not (places / "data" / "runs" / "heat_ends" / "book-seed1").exists()
 
 
+def length(places):
+    (found,) = Store(places / "own").load("tables")
+    return found.configuration["settings"]["steps"]
+
+
+def test_a_cut_training_and_a_whole_one_are_two_things(places, monkeypatch):
+    def trained(scale, seed, work):
+        cut = {} if work.steps is None or work.steps >= 5000 else {"cut": f"{work.steps} of 5000 training steps"}
+        settings = {"settings": {"steps": min(work.steps or 5000, 5000)}}
+        return Result("tables", cut | settings, scale, seed, "finished", {})
+
+    trained.scales, trained.cuts = tuple(Scale), True
+    monkeypatch.setattr(runner, "find", lambda name: trained)
+    words = ["run", "tables", "--seeds", "1", "--quiet", "--jobs", "1", "--store", str(places / "own")]
+    for steps in (300, 400):  # a longer one replaces a shorter one
+        assert "recorded already" not in pdelab(*words, "--steps", str(steps))
+        assert "1 recorded already" in pdelab(*words, "--steps", str(steps))
+        assert length(places) == steps
+    for again in ([], ["--again"]):
+        refused = pdelab(*words, "--steps", "300", *again, code=2)
+        assert "book-seed0.json holds a training of more than 300 steps" in refused
+        assert "--store" in refused
+    assert length(places) == 400
+    assert "recorded already" not in pdelab(*words)
+    assert length(places) == 5000
+    for whole in ([], ["--steps", "5000"], ["--steps", "9000"]):
+        assert "1 recorded already" in pdelab(*words, *whole)
+    assert "must not replace" in pdelab(*words, "--steps", "300", "--again", code=2)
+    assert length(places) == 5000
+
+
 def test_a_pattern_names_several_and_each_once():
     assert cli.matching(["corners-*", "corners-images", "heat_ends"]) == [
         "corners-images",
@@ -77,6 +110,8 @@ def test_a_pattern_names_several_and_each_once():
         (["run", "heat_ends", "--device", "abacus"], "abacus"),
         (["run", "heat_ends", "--jobs", "0"], "jobs"),
         (["results", "heat"], "nothing is recorded of 'heat'"),
+        (["results", "--store", "no/such"], "'no/such' does not exist"),
+        (["claims", "--store", "no/such"], "'no/such' does not exist"),
         (["claims", "P9-eq1"], "no claim is called 'P9-eq1'"),
         (["data", "get", "imagenet"], "imagenet"),
         (["data", "get"], "Missing argument"),
@@ -300,6 +335,26 @@ def test_a_fault_in_a_run_is_shown_and_does_not_stop_the_others(places, monkeypa
     assert "Traceback" in words
     assert "heat_ends, book, seed 1: failed, ZeroDivisionError: a fault of the experiment" in words
     assert [r.seed for r in Store(places / "results").load("heat_ends")] == [0, 2]
+
+
+@pytest.mark.parametrize("kind", [RefusedCheckpoint, UnusableFolder, cache.DataDamaged, OSError])
+def test_an_expected_trouble_is_told_in_a_sentence(places, monkeypatch, kind):
+    def refused(scale, seed, work):
+        raise kind("this is why; do that")
+
+    refused.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: refused)
+    words = pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", code=1)
+    assert words == "pdelab: heat_ends, book, seed 0: failed, this is why; do that\n"
+
+
+def test_a_killed_process_is_named_and_the_other_runs_go_on(places, monkeypatch):
+    monkeypatch.setattr(runner, "_work", children.killed_at_seed_0)
+    words = pdelab("run", "heat_ends", "--seeds", "4", "--jobs", "2", "--quiet", "--again", code=1)
+    assert "heat_ends, book, seed 0: failed, its process was killed, perhaps for lack of memory" in words
+    assert words.count("failed") == 1
+    assert "Traceback" not in words
+    assert [r.seed for r in Store(places / "results").load("heat_ends")] == [1, 2, 3]
 
 
 def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):

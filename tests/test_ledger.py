@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pdelab import claims, ledger, rules
+from pdelab.experiments.runner import find
 from pdelab.ledger import Claim, Verdict, judge, read_claims
 from pdelab.page import typeset
 from pdelab.results import Result, Store
@@ -137,46 +138,75 @@ def claims_file(tmp_path, *entries):
         ({"notes": "?"}, r"unknown fields \['notes'\]"),
         ({"repair": "hope"}, "unknown repair 'hope'"),
         (
-            {"evidence": {"experiment": "e", "figure": "f", "control": "c", "printed": "p", "tolerance": 0.1}},
+            {"evidence": {"experiment": "tables", "figure": "f", "control": "c", "printed": "p", "tolerance": 0.1}},
             "names 'p'",
         ),
         (
-            {"rule": "greater", "evidence": {"experiment": "e", "figure": "f", "control": "c", "tolerance": "1e-2"}},
+            {
+                "rule": "greater",
+                "evidence": {"experiment": "tables", "figure": "f", "control": "c", "tolerance": "1e-2"},
+            },
             "tolerance must be a number",
         ),
         ({"printed": [1]}, r"printed must be a dict; not \[1\]"),
-        ({"evidence": {"experiment": "e", "figur": "f"}}, r"reads no \['figur'\] in evidence"),
+        ({"evidence": {"experiment": "tables", "figur": "f"}}, r"reads no \['figur'\] in evidence"),
         (
-            {"kind": "theorem", "rule": "attacked", "evidence": {"experiment": "e", "figure": "f"}},
+            {"kind": "theorem", "rule": "attacked", "evidence": {"experiment": "tables", "figure": "f"}},
             r"attacked reads no \['figure'\]",
         ),
         (
-            {"rule": "greater", "evidence": {"experiment": "e", "figure": "f", "control": "c", "compare": []}},
+            {"rule": "greater", "evidence": {"experiment": "tables", "figure": "f", "control": "c", "compare": []}},
             r"'compare' and \['control', 'figure'\] beside it",
         ),
-        ({"rule": "greater", "evidence": {"experiment": "e", "compare": []}}, "compare must be a list of comparisons"),
         (
-            {"rule": "greater", "evidence": {"experiment": "e", "compare": [{"figure": "f"}]}},
+            {"rule": "greater", "evidence": {"experiment": "tables", "compare": []}},
+            "compare must be a list of comparisons",
+        ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "tables", "compare": [{"figure": "f"}]}},
             r"evidence needs \['control'\]",
         ),
         (
-            {"rule": "greater", "evidence": {"experiment": "e", "compare": [{"figure": "f", "control": []}]}},
+            {"rule": "greater", "evidence": {"experiment": "tables", "compare": [{"figure": "f", "control": []}]}},
             "control must be the name",
         ),
         (
             {
                 "rule": "greater",
-                "evidence": {"experiment": "e", "compare": [{"figure": "f", "control": "c", "by": "layer"}]},
+                "evidence": {"experiment": "tables", "compare": [{"figure": "f", "control": "c", "by": "layer"}]},
             },
             r"a comparison has no \['by'\]",
         ),
         (
-            {"rule": "greater", "evidence": {"experiment": "e", "figure": "f", "control": "c", "rows": "layer"}},
+            {"rule": "greater", "evidence": {"experiment": "tables", "figure": "f", "control": "c", "rows": "layer"}},
             "rows must be a list of names",
+        ),
+        (
+            {
+                "rule": "greater",
+                "evidence": {"experiment": "tables", "compare": [{"figure": "f", "control": "c", "scale": "paper"}]},
+            },
+            r"a comparison has no \['scale'\]",
+        ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "tabels", "figure": "f", "control": "c"}},
+            "unknown experiment 'tabels' in evidence; there are heat_ends",
+        ),
+        (
+            {"rule": "greater", "evidence": {"experiment": "tables", "scale": "big", "figure": "f", "control": "c"}},
+            "unknown scale 'big' in evidence; there are smoke, book, paper",
+        ),
+        (
+            {"kind": "construction", "rule": "checked", "evidence": {"experiment": "tables"}},
+            "checked reads no evidence; remove the field 'evidence'",
+        ),
+        (
+            {"rule": "untestable", "reason": "vague", "evidence": {"experiment": "tables"}},
+            "untestable reads no evidence; remove the field 'evidence'",
         ),
         ({"reply": {"date": "soon", "text": "No."}}, "a reply has a date such as"),
         (
-            {"evidence": {"experiment": "e", "figure": "f", "control": "c"}},
+            {"evidence": {"experiment": "tables", "figure": "f", "control": "c"}},
             r"evidence needs \['printed', 'tolerance'\]",
         ),
         ({"repair": "condition"}, "'corrected' goes with a repair"),
@@ -431,6 +461,8 @@ def test_a_list_is_shown_with_an_interval_for_each_value(store):
     named = judge(replace(outcome.claim, evidence=evidence | {"rows": ["L0", "a<b"]}), store)
     assert shown.replace(">2<", ">a&lt;b<") in ledger.table([named])._repr_html_()
     assert ledger.side_by_side(named).startswith("X-1, mean of 3 seeds: L0 to a<b\n")
+    with pytest.raises(ValueError, match="X-1: rows has 1 names, and rho has 2 values"):
+        judge(replace(outcome.claim, evidence=evidence | {"rows": ["L0"]}), store)
 
 
 def test_the_columns_of_a_box_have_names_that_differ():
@@ -658,8 +690,26 @@ def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
         ledger.box("P9")
 
 
-def test_formulas_and_markup_in_a_claim_are_escaped():
+def test_formulas_and_markup_in_a_claim_are_escaped(monkeypatch, store):
     assert typeset("$a<b$ & c") == r"\(a&lt;b\) &amp; c"
+    monkeypatch.setattr(ledger, "read_claims", lambda: [Claim(**entry(id='"<b>'))])
+    page = ledger.box('"<b>', store=store)._repr_html_()
+    assert 'aria-label="Verdict on &quot;&lt;b&gt;"' in page
+    assert "<b>" not in page
+
+
+def test_a_file_is_read_once_for_all_claims(monkeypatch):
+    seen, read = [], Store.read
+    monkeypatch.setattr(Store, "read", lambda self, path: seen.append(path) or read(self, path))
+    ledger.judge_all()
+    assert seen
+    assert len(set(seen)) == len(seen)
+
+
+def test_an_experiment_has_the_scale_that_a_claim_names():
+    for claim in CLAIMS.values():
+        if claim.evidence:
+            assert claim.evidence.get("scale", "book") in find(claim.evidence["experiment"]).scales, claim.id
 
 
 def test_claims_name_recorded_figures_and_controls():

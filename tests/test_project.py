@@ -7,7 +7,9 @@ import subprocess
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -178,3 +180,13 @@ def test_ci_runs_everything_and_forgives_nothing():
     assert "export CI=true" in text
     assert text.rstrip().endswith("make test")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize(("status", "written"), [("OK", 1), ("TESTS_FAILED", 1), ("INTERRUPTED", 0)])
+def test_findings_are_recorded_by_tests_that_ran_to_their_end(monkeypatch, status, written):
+    record = []
+    monkeypatch.setattr(conftest, "record", lambda *found: record.append(found))
+    option = SimpleNamespace(record_claims=True)
+    config = SimpleNamespace(option=option, findings={"X-1": {"test": {"printed_holds"}}}, skipped=[])
+    conftest.pytest_sessionfinish(SimpleNamespace(config=config), pytest.ExitCode[status])
+    assert len(record) == written

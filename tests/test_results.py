@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from pdelab import results
 from pdelab.results import DamagedResult, Result, Store, _seal, in_words, interval, summarise, write_atomically
 
 
@@ -74,6 +75,24 @@ def test_loading_sorts_seeds_and_knows_scales(store):
     assert store.load("other") == []
 
 
+def test_a_damaged_file_of_another_scale_is_not_asked_for(store):
+    store.save(result())
+    store.save(result(scale="smoke")).write_text("")
+    assert [r.scale for r in store.load("e", "book")] == ["book"]
+
+
+def test_the_commit_is_that_of_the_package_and_not_of_a_project_around_it(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True)[:12]
+    for folder, expected in (("pdelab", head), ("venv/lib/pdelab", "unknown")):
+        package = tmp_path / folder
+        package.mkdir(parents=True)
+        monkeypatch.setattr(results, "__file__", str(package / "results.py"))
+        assert results.commit.__wrapped__() == expected
+
+
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     path = tmp_path / "file.json"
     code = (
@@ -131,11 +150,26 @@ def test_seeds_that_agree_have_no_spread_be_they_infinite():
         assert (found.mean, found.low, found.high) == (value, value, value)
 
 
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([math.inf, 1.0, 2.0], math.inf), ([-math.inf, 1.0], -math.inf), ([math.inf, -math.inf, 1.0], math.nan)],
+)
+def test_a_mean_of_infinities_may_be_anywhere(values, mean):
+    found = interval(values)
+    assert (found.mean, found.low, found.high) == pytest.approx((mean, -math.inf, math.inf), nan_ok=True)
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [math.nan, math.inf, -math.inf]])
+def test_the_interval_of_nan_is_nan(values):
+    found = interval(values)
+    assert all(map(math.isnan, (found.mean, found.low, found.high)))
+
+
 def test_diverged_seeds_are_counted_and_not_averaged():
     runs = [result(0), result(1, figures={"loss": 3.0}), result(2, "diverged", {"loss": math.nan})]
     found = summarise(runs, "loss")
     assert (found.mean, found.seeds, found.diverged) == (2.0, 2, 1)
-    assert str(found).endswith("(2 seeds, 1 diverged)")
+    assert (found.value, found.runs) == ("2 [-10.7, 14.7]", "2 seeds, 1 diverged")
     assert summarise(runs, "loss", control=True).mean == 2.0
 
 
@@ -172,6 +206,10 @@ def test_what_cannot_be_averaged_is_refused():
         summarise([result(0), result(1, configuration={"n": 8})], "loss")
     with pytest.raises(ValueError, match=r"'gain' is missing for seeds \[0\]; recorded are loss"):
         summarise([result(0)], "gain")
+    runs = [result(seed, figures={"rho": rho}) for seed, rho in enumerate(([1.0, 2.0], [1.0], [3.0], 1.0))]
+    shapes = r"a list of 2 for seeds \[0\], a list of 1 for seeds \[1, 2\], a number for seeds \[3\]"
+    with pytest.raises(ValueError, match=f"'rho' has no common shape: {shapes}"):
+        summarise(runs, "rho")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +219,7 @@ def test_what_cannot_be_averaged_is_refused():
         {"experiment": 5},
         {"scale": ""},
         {"status": "fine"},
+        {"status": "interrupted"},
         {"seed": "../1"},
         {"seed": -1},
         {"seed": 1.5},
@@ -205,11 +244,6 @@ def test_a_store_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Store("here").save(result())
     assert Store("here").read(path.resolve()).seed == 0
-
-
-def test_interrupted_runs_are_not_averaged():
-    with pytest.raises(ValueError, match=r"interrupted runs \(seeds \[1\]\)"):
-        summarise([result(0), result(1, "interrupted")], "loss")
 
 
 def test_a_figure_that_needs_a_model_that_diverged_is_missing_with_it():

@@ -16,8 +16,8 @@ from children import train_in_child
 from scipy.stats import binomtest
 from torch import nn
 
-from pdelab import training
-from pdelab.checkpoints import RefusedCheckpoint
+from pdelab import checkpoints, training
+from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
 from pdelab.models import simulator, transformer, with_ends
 from pdelab.seeds import stream
@@ -400,7 +400,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
     def again(*_):
         if not inner:
             inner.append("tried")
-            with pytest.raises(ValueError, match="is in use by another run"):
+            with pytest.raises(UnusableFolder, match="is in use by another run"):
                 run(tmp_path)
 
     net.register_forward_hook(again)
@@ -412,9 +412,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_step(tmp_path):
     (tmp_path / "file").write_text("in the way")
     net = model()
     net.register_forward_hook(lambda *_: pytest.fail("a step was made"))
-    with pytest.raises(ValueError, match=r"folder .*file cannot be written"):
+    with pytest.raises(UnusableFolder, match=r"folder .*file cannot be written"):
         run(tmp_path / "file", net=net)
-    with pytest.raises(ValueError, match=r"folder .*inside cannot be written"):
+    with pytest.raises(UnusableFolder, match=r"folder .*inside cannot be written"):
         run(tmp_path / "file" / "inside", net=net)
 
 
@@ -500,6 +500,14 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
     run(tmp_path)
     with pytest.raises(RefusedCheckpoint, match=f"other {word}"):
         run(tmp_path, **other)
+
+
+def test_a_setting_that_is_gone_is_named(tmp_path):
+    net, path = model(), tmp_path / "checkpoint.pt"
+    optimiser = torch.optim.SGD(net.parameters())
+    checkpoints.save(path, {"settings": {"rate": 1.0, "old": None}}, net, optimiser, {})
+    with pytest.raises(RefusedCheckpoint, match=r"other settings \(old, new\)"):
+        checkpoints.load(path, {"settings": {"rate": 1.0, "new": 2}}, net, optimiser)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Find an experiment by name and run it: what is recorded is not run again, and what was begun goes on."""
 
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,7 +105,8 @@ def jobs(
 ) -> list[Job]:
     """What is in none of the stores, or damaged there; with `again` everything. Other scales are refused.
 
-    steps: cut every training to so many; refused by an experiment whose training cannot be cut.
+    steps: cut every training to so many; refused by an experiment whose training cannot be cut. The first store is
+    where the Results go: a full training may replace a cut one there, a shorter one none that is longer.
     """
     for name in names:
         if scale not in find(name).scales:
@@ -111,15 +114,42 @@ def jobs(
         if steps is not None and not find(name).cuts:
             raise ValueError(f"{name} has no training that can be cut to {steps} steps; leave out --steps")
     wanted = [Job(name, scale, seed, steps) for name in names for seed in seeds]
-    return [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
+    todo = [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
+    for job in todo:
+        _keep_longer(job, stores[0])
+    return todo
+
+
+def _there(job: Job, store: Store) -> Result | None:
+    """What the store has in the job's place, if it is whole."""
+    path = store.path(job.name, job.scale, job.seed)
+    try:
+        return store.read(path) if path.exists() else None
+    except DamagedResult:
+        return None
+
+
+def _steps(found: Result) -> float:
+    return found.configuration.get("settings", {}).get("steps", math.inf)
 
 
 def _recorded(job: Job, store: Store) -> bool:
-    path = store.path(job.name, job.scale, job.seed)
-    try:
-        return path.exists() and store.read(path).status != "interrupted"
-    except DamagedResult:
+    """Whether the store has this job's Result, its training neither shorter nor longer."""
+    found = _there(job, store)
+    if found is None:
         return False
+    if "cut" in found.configuration:
+        return _steps(found) == job.steps
+    return job.steps is None or _steps(found) <= job.steps  # so many steps cut nothing
+
+
+def _keep_longer(job: Job, store: Store) -> None:
+    found = _there(job, store)
+    if found is not None and job.steps is not None and _steps(found) > job.steps:
+        raise ValueError(
+            f"{store.path(job.name, job.scale, job.seed)} holds a training of more than {job.steps} steps, which a "
+            "shorter one must not replace; name another folder with --store"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,6 +157,10 @@ class Stopped:
     """A run that was interrupted; the same job goes on from its checkpoints."""
 
     where: str
+
+
+class Killed(RuntimeError):
+    """The process of a run is gone; what it had kept stays."""
 
 
 Outcome = Result | Stopped | Exception
@@ -156,8 +190,8 @@ def do_all(
     """Run the jobs, record each Result as it comes, and give (job, Result), or why there is none.
 
     Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
-    interruption the runs in progress keep their checkpoints and no new one is begun. A run that fails does not stop the
-    others.
+    interruption the runs in progress keep their checkpoints and no new one is begun. A run that fails, or whose process
+    is killed, does not stop the others.
     """
     done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
     for job, found in done(todo, device=device, progress=progress, threads=threads):
@@ -181,10 +215,10 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) 
 _line = 1  # of the terminal, for the bar of this worker
 
 
-def _begin(lines: "multiprocessing.Queue[int]", lock) -> None:
+def _begin(line: int, lock) -> None:
     """A worker: a line of its own, and between two jobs it leaves Ctrl-C to the parent."""
     global _line
-    _line = lines.get()
+    _line = line
     tqdm.set_lock(lock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -200,34 +234,51 @@ def _work(job: Job, device: str, progress: bool, threads: int) -> Result | Stopp
 def _side_by_side(
     todo: Sequence[Job], device: str, progress: bool, threads: int, workers: int
 ) -> Iterator[tuple[Job, Outcome]]:
-    """As many jobs in the pool as there are workers, and no more: a job that waits there could not be called back."""
+    """Every worker is a pool of its own with one job at a time.
+
+    A job that waits in a pool could not be called back, and a process that is killed breaks its whole pool.
+    """
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
-    lines, lock = context.Queue(), context.RLock()  # bars of several processes take turns
-    for line in range(workers):
-        lines.put(line + 2)  # line 1 counts the jobs
+    lock = context.RLock()  # bars of several processes take turns
     tqdm.set_lock(lock)
-    waiting, running = deque(todo), {}
-    pool = ProcessPoolExecutor(workers, context, _begin, (lines, lock))
+
+    def worker(line: int) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, context, _begin, (line, lock))
+
+    pools = {line: worker(line) for line in range(2, workers + 2)}  # line 1 counts the jobs
+    free, waiting, running = deque(pools), deque(todo), {}
     with patience() as asked, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
         try:
             told = False
             while running or (waiting and not asked):
-                while waiting and not asked and len(running) < workers:
+                while waiting and not asked and free:
+                    line, job = free.popleft(), waiting.popleft()
+                    if pools[line]._broken:
+                        pools[line] = worker(line)
                     with _deaf():
-                        future = pool.submit(_work, waiting[0], device, progress, threads)
-                    running[future] = waiting.popleft()
+                        future = pools[line].submit(_work, job, device, progress, threads)
+                    running[future] = line, job
                 finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 if asked and not told:
-                    _tell(pool)
+                    _tell(pools.values())
                     told = True
                 for future in finished:
-                    job = running.pop(future)
+                    line, job = running.pop(future)
+                    free.append(line)
                     bar.update()
-                    yield job, future.exception() or future.result()
+                    yield job, _outcome(future)
         finally:
             if running:
-                _tell(pool)
-            pool.shutdown()
+                _tell(pools.values())
+            for pool in pools.values():
+                pool.shutdown()
+
+
+def _outcome(future: Future) -> Outcome:
+    fault = future.exception()
+    if isinstance(fault, BrokenProcessPool):
+        return Killed("its process was killed, perhaps for lack of memory; --jobs 1 needs less")
+    return fault or future.result()
 
 
 @contextmanager
@@ -240,7 +291,8 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tell(pool: ProcessPoolExecutor) -> None:
+def _tell(pools: Iterable[ProcessPoolExecutor]) -> None:
     """Stop after the current step. A terminal tells every process itself, kill -INT the parent alone."""
-    for process in list((pool._processes or {}).values()):
-        os.kill(process.pid, signal.SIGINT)
+    for process in [process for pool in pools for process in (pool._processes or {}).values()]:
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGINT)
