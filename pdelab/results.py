@@ -19,6 +19,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 Figures = dict[str, float | list[float]]
 
 STATUSES = ("finished", "diverged")
@@ -286,3 +288,14 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
     if values and isinstance(values[0], list):
         return [interval(column, diverged) for column in zip(*values, strict=True)]
     return interval(values, diverged)
+
+
+def mean_and_half(results: Sequence[Result], figure: str, *, control: bool = False) -> np.ndarray:
+    """(mean, half the 95 % interval), one column a layer: what a picture with error bars needs.
+
+    The half is NaN where there is none, as of one seed alone.
+    """
+    found = summarise(results, figure, control=control)
+    found = found if isinstance(found, list) else [found]
+    halves = np.array([(s.high - s.low) / 2 for s in found])
+    return np.stack([[s.mean for s in found], np.where(np.isfinite(halves), halves, np.nan)])

@@ -5,10 +5,21 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from pdelab import results
-from pdelab.results import DamagedResult, Result, Store, _seal, in_words, interval, summarise, write_atomically
+from pdelab.results import (
+    DamagedResult,
+    Result,
+    Store,
+    _seal,
+    in_words,
+    interval,
+    mean_and_half,
+    summarise,
+    write_atomically,
+)
 
 
 def result(seed=0, status="finished", figures=None, **changes):
@@ -276,3 +287,16 @@ def test_a_model_that_diverged_is_counted_for_its_own_figures_alone():
 def test_what_was_kept_of_a_model_that_diverged_is_not_averaged():
     runs = [result(seed, figures={"b/f": 2.0 + 50 * seed}, diverged={"b": 9} if seed else {}) for seed in range(3)]
     assert str(summarise(runs, "b/f")) == "2 (1 seed, 2 diverged)"
+
+
+def test_means_and_halves_are_those_of_the_summaries_one_column_a_layer():
+    runs = [
+        Result("e", {}, "book", seed, "finished", {"a": [1.0 + seed, 2.0], "b": seed}, {"a": 7.0}) for seed in (0, 1, 2)
+    ]
+    spread = interval([1.0, 2.0, 3.0])
+    assert mean_and_half(runs, "a") == pytest.approx(np.array([[2.0, 2.0], [spread.high - 2.0, 0.0]]))
+    assert mean_and_half(runs, "b").shape == (2, 1)
+    assert mean_and_half(runs, "a", control=True).tolist() == [[7.0], [0.0]]
+    assert np.isnan(mean_and_half(runs[:1], "a")).tolist() == [[False, False], [True, True]]
+    endless = [Result("e", {}, "book", seed, "finished", {"a": math.inf if seed else 1.0}) for seed in (0, 1)]
+    assert str(mean_and_half(endless, "a").tolist()) == "[[inf], [nan]]"

@@ -124,9 +124,6 @@ DEFINITIONS = {
 }  # fmt: skip
 
 
-# One state.
-
-
 def histogram(entries: Tensor, bins: int, low: float, high: float) -> float:
     """H of the entries in equally wide bins; what lies outside is in the outermost bins."""
     if not high > low:
@@ -210,9 +207,6 @@ def _of_input(tokens: Tensor, first: Tensor, t: Tensor, ends: tuple[float, float
     return found | {f"x_paired{bins}": paired(first, tokens, bins) for bins in PAIRED}
 
 
-# All states.
-
-
 def profile(run: Trajectory, y: Tensor, seed: int) -> Figures:
     """Every figure of DEFINITIONS that belongs to a state, one value a state."""
     tokens = [rows(u, run.mask, "tokens").double() for u in run.states]
@@ -241,9 +235,6 @@ class ProfileLook:
         if run.status is Status.DIVERGED or any(not rows(u, run.mask).std(dim=0).any() for u in run.states):
             return {}
         return profile(run, self.examples.y.cpu(), self.seed)
-
-
-# What decides.
 
 
 def closest(table: dict[str, list[float]], target: float) -> tuple[int, list[float]]:
@@ -352,9 +343,6 @@ def directions(results: Sequence[Result], model: str, names: Sequence[str], pref
         found = interval([t[f"{model}/{prefix}{name}"][-1] - t[f"{model}/{prefix}{name}"][1] for t in tables])
         counts["rises" if found.low > 0 else "falls" if found.high < 0 else "neither"] += 1
     return counts
-
-
-# The experiment.
 
 
 def hold_norms(model: Model) -> Model:

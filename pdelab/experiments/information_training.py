@@ -100,9 +100,6 @@ DEFINITIONS = {
 }  # fmt: skip
 
 
-# States.
-
-
 @dataclass
 class Snapshots:
     """look(model) for a training: keeps T at every state, (state, example, feature), one tensor a watched step.
@@ -226,9 +223,6 @@ def _of_label(t: Tensor, orders: Sequence[Tensor], shared: tuple[float, float], 
 def _gathered(found: Sequence[Figures]) -> Figures:
     """One list a figure; six digits, since an untrained network may have a spread of 1e-6."""
     return {name: [float(f"{one[name]:.6g}") for one in found] for name in found[0]}
-
-
-# Over training.
 
 
 def over_training(taken: Tensor, y: Tensor, seed: int) -> Figures:

@@ -180,8 +180,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
         information_labels.add(found, OF_P1)
         known |= {"information": information_labels.DEFINITIONS, "deciding": list(information_labels.DECIDING)}
         known |= {"informed_by": len(watching.examples)}
-    cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
-    return found.result(f"reference-{name}", task, scale, seed, **known, **cut)
+    return found.result(f"reference-{name}", task, scale, seed, **known, **task.cut_of(full))
 
 
 def _models(

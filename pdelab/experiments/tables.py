@@ -160,10 +160,9 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     made = diffuse(_noise(seed, *probe.x.shape[:2], width), "features", states)
     found.controls["white_noise/features_inter"] = inter_layer(made, pearson).tolist()
     found.controls["white_noise/closed_form"] = white_noise(width, states).tolist()
-    cut = {} if task == full else {"cut": f"{task.settings.steps} of {full.settings.steps} training steps"}
     known = {"heat_N": "sample N, its states averaged over tokens: layer after layer, feature after feature"}
     known |= {"step": STEP, "boundary": "reflecting", "boundaries": list(BOUNDARIES), "samples": SAMPLES}
-    return found.result("tables", task, scale, seed, **known, **cut)
+    return found.result("tables", task, scale, seed, **known, **task.cut_of(full))
 
 
 def best_step(printed: list[float], n: int, steps: Tensor | None = None) -> tuple[float, float]:

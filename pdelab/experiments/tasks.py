@@ -94,6 +94,10 @@ class Task:
         kept = {name: getattr(shorter, name) for name in ("steps", "warmup", "evaluate_every", "watch")}
         return replace(self, settings=replace(self.settings, **kept))
 
+    def cut_of(self, full: "Task") -> dict[str, str]:
+        """For the Result of a task that was cut: how much of the training is left."""
+        return {} if self == full else {"cut": f"{self.settings.steps} of {full.settings.steps} training steps"}
+
     def load(self, seed: int) -> Dataset:
         """The data; where they are generated, those of the seed."""
         own = {"seed": seed} if self.data.startswith(("listops", "synthetic")) else {}
