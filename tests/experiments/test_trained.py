@@ -462,7 +462,24 @@ def test_five_seeds_are_recorded_with_the_settings_of_now(name):
     for result in recorded:
         wanted = json.loads(json.dumps(task.configuration()))
         assert {key: result.configuration[key] for key in wanted} == wanted
-        assert not result.environment["commit"].endswith("-dirty")
+        assert "dirty" not in result.environment["commit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("tables", "layers")] + [(f"reference-{task}", task) for task in ("images", "listops", "rows", "text")],
+)
+def test_what_is_recorded_at_paper_size_has_the_settings_of_now_or_says_what_was_cut(name, task):
+    """`watch` apart: a look changes no training."""
+    full = TASKS[task][Scale.PAPER]
+    for result in Store().load(name, "paper"):
+        now = full.cut(result.configuration["settings"]["steps"])
+        wanted = json.loads(json.dumps(now.configuration()))
+        for settings in (wanted["settings"], result.configuration["settings"]):
+            settings.pop("watch")
+        assert {key: result.configuration[key] for key in wanted} == wanted
+        assert {"cut": result.configuration.get("cut")} == (now.cut_of(full) or {"cut": None})
+        assert "dirty" not in result.environment["commit"]
 
 
 def test_operations_of_a_step_are_those_that_torch_counts():
