@@ -6,9 +6,11 @@ Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not unde
 import csv
 import os
 import platform
+import shutil
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
@@ -57,7 +59,7 @@ def fail(words: str, code: int):
 def own_folder() -> Path:
     """PDELAB_RESULTS; else work/results in a checkout, which git ignores; else a folder for data of the user.
 
-    The book's own record, data/results, is read beside it, and written only by `make record`.
+    The book's own record, data/results, is read beside it, and written by `make record` or where it is named.
     """
     if named := os.environ.get("PDELAB_RESULTS"):
         return Path(named).expanduser()
@@ -74,15 +76,17 @@ def stores(folder: Path | None) -> dict[str, Store]:
     return {"named": Store(folder)} if folder else {"yours": Store(own_folder()), "the book's": Store()}
 
 
-def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False) -> None:
-    """Columns on a terminal, or comma-separated values."""
+def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False, cut: bool = False) -> None:
+    """Columns, or comma-separated values. cut: lines end with … where a terminal does."""
     if as_csv:
         csv.writer(sys.stdout).writerows([header, *rows])
         return
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)] + [0]  # the last column is free
+    room = shutil.get_terminal_size().columns if cut and sys.stdout.isatty() else sys.maxsize
     for row in cells:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.echo(line if len(line) <= room else f"{line[: room - 1]}…")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,8 +119,9 @@ def matching(names: Iterable[str]) -> list[str]:
     for name in names:
         fitting = [known for known in runner.RUNS if fnmatchcase(known, name)]
         if not fitting:
-            known = ", ".join(runner.RUNS)
-            raise click.BadParameter(f"no experiment is called {name!r}; there are {known}", param_hint="NAME")
+            near = " or ".join(get_close_matches(name, runner.RUNS))
+            hint = f"did you mean {near}? pdelab run lists them all" if near else f"there are {', '.join(runner.RUNS)}"
+            raise click.BadParameter(f"no experiment is called {name!r}; {hint}", param_hint="NAME")
         found |= dict.fromkeys(fitting)
     return list(found)
 
@@ -131,7 +136,10 @@ def matching(names: Iterable[str]) -> list[str]:
 @click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
 @click.option(
-    "--store", "folder", type=click.Path(path_type=Path), help="Folder of results; default: PDELAB_RESULTS, else yours."
+    "--store",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of results; default: PDELAB_RESULTS, else yours.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
@@ -176,11 +184,12 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
         else:
             lost = f", diverged: {', '.join(found.diverged)}" if found.diverged else ""
             path = store.path(job.name, job.scale, job.seed)
-            tqdm.write(f"{job}: {found.status}{lost}, {found.seconds:.1f} s, {path}", file=sys.stdout)
+            less = f", cut to {found.configuration['cut']}" if "cut" in found.configuration else ""
+            tqdm.write(f"{job}: {found.status}{lost}{less}, {found.seconds:.1f} s, {path}", file=sys.stdout)
     troubles = [*failed, *dict.fromkeys(missing), *stopped]
     if stopped:
         repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
-        fail("\n".join([*troubles, f"The same command goes on from what was kept.{repeats}"]), STOPPED)
+        fail("\n".join([*troubles, f"The same command goes on with what is left.{repeats}"]), STOPPED)
     if troubles:
         fail("\n".join(troubles), DAMAGED if failed else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
@@ -202,11 +211,15 @@ def results(name, scale, folder, as_csv) -> None:
         for whose, store in known.items():
             names = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
             rows += [(*row, whose) for one in names for row in overview(store.load(one, scale))]
-        table(rows, ("experiment", "scale", "seeds", "diverged", "seconds", "commit", "whose"), as_csv)
+        table(rows, ("experiment", "scale", "seeds", "diverged", "cut to", "s a seed", "commit", "whose"), as_csv)
         return
-    found = next((found for store in known.values() if (found := store.load(name, scale))), None)
+    every = {whose: store.load(name) for whose, store in known.items()}
+    chosen = {whose: [r for r in found if scale in (None, r.scale)] for whose, found in every.items()}
+    found = next((found for found in chosen.values() if found), None)
     if not found:
-        raise click.UsageError(f"nothing is recorded of {name!r}; pdelab results lists what is, pdelab run records")
+        there = ", ".join(dict.fromkeys(r.scale for found in every.values() for r in found))
+        of = f"{name!r} at scale {scale}, only at {there}" if there else f"{name!r}"
+        raise click.UsageError(f"nothing is recorded of {of}; pdelab results lists what is, pdelab run records")
     rows = []
     try:
         for size in dict.fromkeys(r.scale for r in found):
@@ -217,10 +230,17 @@ def results(name, scale, folder, as_csv) -> None:
                     rows.append((size, kind.removesuffix("s"), figure, shown(summary)))
     except ValueError as error:  # seeds recorded with other settings, or without this figure, have no common mean
         fail(f"{name}: {error}; pdelab run {name} --again records all seeds alike", DAMAGED)
-    table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv)
+    table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv, cut=True)
+    if as_csv:
+        return
     definitions = found[-1].configuration.get("definitions", {})
-    if definitions and not as_csv:
+    if definitions:
         click.echo("\n" + "\n".join(f"{key}: {words}" for key, words in definitions.items()))
+    cuts = {f"{r.scale}: the training was cut to {r.configuration['cut']}" for r in found if "cut" in r.configuration}
+    others = {whose: len(runs) for whose, runs in chosen.items() if runs and runs is not found}
+    hidden = [f"{n} results not shown are {whose}: --store {known[whose].folder}" for whose, n in others.items()]
+    if notes := [*sorted(cuts), *hidden]:
+        click.echo("\n" + "\n".join(notes))
 
 
 def overview(found: list[Result]) -> list[tuple]:
@@ -230,9 +250,11 @@ def overview(found: list[Result]) -> list[tuple]:
         same = [r for r in found if r.scale == scale]
         lost = sum(r.status == "diverged" or bool(r.diverged) for r in same)
         seconds = sum(r.seconds for r in same) / len(same)
-        commits = ", ".join(dict.fromkeys(r.environment.get("commit", "unknown") for r in same))
+        commits = [commit for r in same for commit in r.environment.get("commit", "unknown").split(", ")]
         seeds = ",".join(str(r.seed) for r in same)
-        rows.append((same[0].experiment, scale, seeds, lost, f"{seconds:.1f}", commits))
+        cuts = [r.configuration["cut"].removesuffix(" training steps") for r in same if "cut" in r.configuration]
+        less = "; ".join(dict.fromkeys(cuts)) or "-"
+        rows.append((same[0].experiment, scale, seeds, lost, less, f"{seconds:.1f}", ", ".join(dict.fromkeys(commits))))
     return rows
 
 
@@ -245,7 +267,11 @@ def shown(summary: Summary | list[Summary]) -> str:
 
 @main.command()
 @click.argument("claim_id", required=False)
-@click.option("--verdict", type=click.Choice([v.value for v in ledger.Verdict]), help="Only claims with this verdict.")
+@click.option(
+    "--verdict",
+    type=click.Choice([v.value for v in ledger.Verdict], case_sensitive=False),
+    help="Only claims with this verdict.",
+)
 @click.option("--chapter", help="Only claims of this chapter.")
 @click.option("--store", "folder", type=FOLDER, help="Folder of results; default: the book's own.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, all columns.")
@@ -260,15 +286,14 @@ def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
         raise click.UsageError(f"no claim is of the chapter {chapter!r}; there are {', '.join(chapters)}")
     chosen = ledger.choose(outcomes, verdict, chapter)
     if claim_id is not None:
+        claim_id = _meant(claim_id, [o.claim.id for o in outcomes])
         chosen = [o for o in chosen if o.claim.id == claim_id]
-        if claim_id not in {o.claim.id for o in outcomes}:
-            raise click.UsageError(f"no claim is called {claim_id!r}; pdelab claims lists them all")
     rows = ledger.rows(chosen)
     if as_csv:
         table([row.values() for row in rows], ledger.COLUMNS, as_csv)
     elif claim_id is None:
-        shown = ("claim", "verdict", "chapter", "title", "evidence")
-        table([(*(row[name] for name in shown[:-1]), _evidence(row)) for row in rows], shown)
+        shown = ("claim", "verdict", "title", "chapter", "evidence")
+        table([(*(row[name] for name in shown[:-1]), _evidence(row)) for row in rows], shown, cut=True)
         click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(chosen).items() if n) or "no claim")
     elif not chosen:
         click.echo(f"{claim_id} is not among those chosen.")
@@ -276,6 +301,17 @@ def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
         claim = chosen[0].claim
         lines = rows[0] | {"says": claim.says, "tested by": claim.protocol, "controls": claim.control}
         table([(key, value) for key, value in lines.items() if value], ("", ""))
+
+
+def _meant(claim_id: str, known: Sequence[str]) -> str:
+    """The claim's id, however its letters and strokes were typed."""
+    plain = {one.casefold().replace("/", "-"): one for one in known}
+    typed = claim_id.casefold().replace("/", "-")
+    if typed in plain:
+        return plain[typed]
+    near = [plain[one] for one in get_close_matches(typed, plain)]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise click.UsageError(f"no claim is called {claim_id!r}; {hint}pdelab claims lists them all")
 
 
 def _evidence(row: dict[str, str]) -> str:

@@ -100,7 +100,15 @@ def test_a_pattern_names_several_and_each_once():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run", "heat"], "no experiment is called 'heat'; there are heat_ends"),
+        (["run", "heat_end"], "no experiment is called 'heat_end'; did you mean heat_ends? pdelab run lists them all"),
+        (["run", "xyz"], "no experiment is called 'xyz'; there are heat_ends"),
+        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for reference"),
+        (["run", "heat_ends", "--store", __file__], "is a file"),
+        (
+            ["results", "heat_ends", "--scale", "paper"],
+            "of 'heat_ends' at scale paper, only at book",
+        ),
+        (["claims", "P1-eq6/8"], "did you mean P1-eq6/7"),
         (["run", "heat_ends", "--scale", "paper"], "heat_ends has no scale paper, only book"),
         (["run", "heat_ends", "--scale", "huge"], "'huge' is not one of"),
         (["run", "heat_ends", "--seeds", "five"], "neither a number of seeds"),
@@ -202,8 +210,33 @@ def test_what_the_book_recorded_is_skipped_and_shown_until_there_are_results_of_
     assert not (places / "results").exists()
     assert "(5 seeds)" in pdelab("results", "heat_ends")
     pdelab("run", "heat_ends", "--seeds", "2", "--again", "--quiet")
-    assert "(2 seeds)" in pdelab("results", "heat_ends")
+    shown = pdelab("results", "heat_ends")
+    assert "(2 seeds)" in shown
+    assert f"5 results not shown are the book's: --store {Store().folder}" in shown
     assert {line.split()[-1] for line in pdelab("results").splitlines() if "heat_ends" in line} == {"yours", "book's"}
+
+
+def test_results_say_what_was_cut_and_name_every_commit_once(places):
+    store = Store(places / "results")
+    for seed, commit in enumerate(("a, b", "b")):
+        given = {"cut": "3 of 9 training steps", "settings": {"steps": 3}}
+        store.save(Result("x", given, "paper", seed, "finished", {"a": 1.0}, environment={"commit": commit}))
+    (line,) = [line for line in pdelab("results").splitlines() if line.startswith("x ")]
+    assert re.split(r"  +", line) == ["x", "paper", "0,1", "0", "3 of 9", "0.0", "a, b", "yours"]
+    assert "paper: the training was cut to 3 of 9 training steps" in pdelab("results", "x")
+    assert "cut" not in pdelab("results", "x", "--csv")
+
+
+def test_lines_end_where_a_terminal_does_and_are_whole_in_a_pipe(monkeypatch, capsys):
+    rows = [("a", "b" * 200)]
+    cli.table(rows, ("x", "y"), cut=True)
+    assert "b" * 200 in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    cli.table(rows, ("x", "y"), cut=True)
+    assert capsys.readouterr().out.splitlines()[1] == "a  " + "b" * 36 + "…"
+    cli.table(rows, ("x", "y"))
+    assert "b" * 200 in capsys.readouterr().out
 
 
 def test_a_run_has_one_thread_unless_told(places, monkeypatch):
@@ -227,6 +260,7 @@ def test_every_claim_is_listed_with_its_verdict():
     assert "verdict" in one
     assert "because" in one
     assert "book/first_look.html#box-p1-eq6-7" in one
+    assert pdelab("claims", "p1-EQ6-7") == one
 
 
 def test_claims_are_chosen_by_verdict_and_chapter():
@@ -303,7 +337,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
     out, err = process.communicate(timeout=120)
     assert process.returncode == cli.STOPPED, (out, err)
     assert "seed 0: stopped" in err
-    assert "The same command goes on from what was kept." in err
+    assert "The same command goes on with what is left." in err
     assert "Traceback" not in err
     assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
     assert len(list(runs.glob("smoke-seed*"))) <= jobs  # a job that a worker had fetched already was not begun

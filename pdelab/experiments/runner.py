@@ -112,7 +112,8 @@ def jobs(
         if scale not in find(name).scales:
             raise ValueError(f"{name} has no scale {scale}, only {' and '.join(find(name).scales)}")
         if steps is not None and not find(name).cuts:
-            raise ValueError(f"{name} has no training that can be cut to {steps} steps; leave out --steps")
+            able = ", ".join(one for one in RUNS if find(one).cuts)
+            raise ValueError(f"{name} cannot be cut to {steps} steps; --steps works for {able}")
     wanted = [Job(name, scale, seed, steps) for name in names for seed in seeds]
     todo = [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
     for job in todo:
