@@ -39,10 +39,16 @@ def _name(f: Callable) -> str:
     return getattr(f, "__name__", "your function")
 
 
+def _short(argument) -> str:
+    """As one would write it; of a long array its shape."""
+    shape = getattr(argument, "shape", ())
+    return f"array of shape {tuple(shape)}" if np.prod(shape) > 4 else repr(argument)
+
+
 def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> float:
     """f(*arguments), which must be one real number; what else may happen is said in one sentence."""
     value = call(f, *arguments, hint=hint)
-    what = f"{_name(f)}({', '.join(map(repr, arguments))})"
+    what = f"{_name(f)}({', '.join(map(_short, arguments))})"
     found = _numbers(value, what)
     if found.shape != ():
         raise NotYet(f"{what} should be one number; you give back {type(value).__name__} of shape {found.shape}.")

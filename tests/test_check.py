@@ -112,6 +112,11 @@ def test_a_function_without_a_name_may_be_asked():
         check.array(partial(math.pow, 0.0), -1.0)
 
 
+def test_a_long_argument_is_named_by_its_shape():
+    with pytest.raises(check.NotYet, match=r"<lambda>\(array of shape \(8, 8\), array\(\[1., 2.\]\), 3\) should be"):
+        check.number(lambda P, u, k: P, np.eye(8), np.array([1.0, 2.0]), 3)
+
+
 def test_a_number_in_any_dress_is_a_number():
     assert [check.number(lambda k, v=v: v, 0) for v in (2, 2.0, np.float32(2), torch.tensor(2.0))] == [2.0] * 4
 

@@ -49,6 +49,7 @@ def test_what_is_recorded_is_skipped_unless_again(places):
     before = path.read_bytes()
     second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "1", *own)
     assert "2 recorded already" in second
+    assert f"1 to run, 1 at a time, into {places / 'results'}" in second
     assert second.count("finished") == 1
     assert path.read_bytes() == before
     third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", *own)
@@ -379,7 +380,7 @@ def test_an_expected_trouble_is_told_in_a_sentence(places, monkeypatch, kind):
     refused.scales = tuple(Scale)
     monkeypatch.setattr(runner, "find", lambda name: refused)
     words = pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", code=1)
-    assert words == "pdelab: heat_ends, book, seed 0: failed, this is why; do that\n"
+    assert words.splitlines()[1:] == ["pdelab: heat_ends, book, seed 0: failed, this is why; do that"]
 
 
 def test_a_killed_process_is_named_and_the_other_runs_go_on(places, monkeypatch):
