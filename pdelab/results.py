@@ -199,13 +199,12 @@ class Store:
 
 
 def in_words(results: Sequence[Result]) -> str:
-    """Which seeds are recorded, what was cut from them and how long the last call of one took: for a page to say."""
+    """Which seeds are recorded, and what was cut from them: for a page to say."""
     if not results:
         return "nothing recorded"
     cuts = sorted({r.configuration.get("cut", "all training steps") for r in results})
-    seconds = math.fsum(r.seconds for r in results) / len(results)
     seeds = ("seed " if len(results) == 1 else "seeds ") + ", ".join(str(r.seed) for r in results)
-    return f"{seeds}; {' / '.join(cuts)}; {seconds:,.0f} s a seed in its last call"
+    return f"{seeds}; {' / '.join(cuts)}"
 
 
 @dataclass(frozen=True)
