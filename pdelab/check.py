@@ -40,9 +40,11 @@ def _name(f: Callable) -> str:
 
 
 def _short(argument) -> str:
-    """As one would write it; of a long array its shape."""
-    shape = getattr(argument, "shape", ())
-    return f"array of shape {tuple(shape)}" if np.prod(shape) > 4 else repr(argument)
+    """As one would write it, on one line; of a long array, or one of several rows, its shape."""
+    if isinstance(argument, list | tuple):
+        return f"[{', '.join(map(_short, argument))}]"
+    shape = tuple(getattr(argument, "shape", ()))
+    return f"array of shape {shape}" if len(shape) > 1 or sum(shape) > 4 else repr(argument)
 
 
 def number(f: Callable, *arguments, finite: bool = True, hint: str = "") -> float:

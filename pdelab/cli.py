@@ -139,7 +139,7 @@ def matching(names: Iterable[str]) -> list[str]:
     "--store",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The one folder of results to read and write; default: PDELAB_RESULTS or yours, the book's read beside it.",
+    help="Read and write results here alone; default: your own (PDELAB_RESULTS), with the book's read beside them.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
@@ -170,7 +170,8 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
         click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
     workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
     if todo:
-        click.echo(f"{len(todo)} to run, {workers} at a time, into {store.folder}")
+        beside = f", {workers} at a time" if len(todo) > 1 else ""
+        click.echo(f"{len(todo)} to run on {chosen}{beside}; results go to {store.folder}")
     options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
     stopped, failed, missing = [], [], []
     for job, found in runner.do_all(todo, store, **options):

@@ -207,6 +207,16 @@ def in_words(results: Sequence[Result]) -> str:
     return f"{seeds}; {' / '.join(cuts)}"
 
 
+def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
+    """Mean (least to largest).
+
+    >>> mean_and_range([0.25, 0.5, 0.75])
+    '0.500 (0.250 to 0.750)'
+    """
+    mean = math.fsum(values) / len(values)
+    return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 @dataclass(frozen=True)
 class Summary:
     """mean and 95 % interval over the seeds that finished; `diverged` counts those that did not."""

@@ -1,4 +1,5 @@
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -112,9 +113,20 @@ def test_a_function_without_a_name_may_be_asked():
         check.array(partial(math.pow, 0.0), -1.0)
 
 
-def test_a_long_argument_is_named_by_its_shape():
-    with pytest.raises(check.NotYet, match=r"<lambda>\(array of shape \(8, 8\), array\(\[1., 2.\]\), 3\) should be"):
-        check.number(lambda P, u, k: P, np.eye(8), np.array([1.0, 2.0]), 3)
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (np.ones(8), "array of shape (8,)"),
+        (torch.eye(2), "array of shape (2, 2)"),
+        ([np.eye(2), np.eye(8)], "[array of shape (2, 2), array of shape (8, 8)]"),
+        (np.array([1.0, 2.0]), "array([1., 2.])"),
+        ([5, 5, 0], "[5, 5, 0]"),
+        (3, "3"),
+    ],
+)
+def test_a_long_argument_is_named_by_its_shape(argument, words):
+    with pytest.raises(check.NotYet, match=re.escape(f"<lambda>({words}) should be one number")):
+        check.number(lambda u: [1.0, 2.0], argument)
 
 
 def test_a_number_in_any_dress_is_a_number():

@@ -47,11 +47,13 @@ def test_what_is_recorded_is_skipped_unless_again(places):
     assert first.count("finished") == 2
     path = places / "results" / "heat_ends" / "book-seed1.json"
     before = path.read_bytes()
-    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "1", *own)
+    assert f"2 to run on cpu, 1 at a time; results go to {places / 'results'}" in first
+    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "4", *own)
     assert "2 recorded already" in second
-    assert f"1 to run, 1 at a time, into {places / 'results'}" in second
+    assert f"1 to run on cpu; results go to {places / 'results'}" in second
     assert second.count("finished") == 1
     assert path.read_bytes() == before
+    assert "to run" not in pdelab("run", "heat_ends", "--seeds", "0,1,2", *own)
     third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", *own)
     assert "heat_ends, book, seed 1: finished" in third
     assert "recorded already" not in third
@@ -380,7 +382,8 @@ def test_an_expected_trouble_is_told_in_a_sentence(places, monkeypatch, kind):
     refused.scales = tuple(Scale)
     monkeypatch.setattr(runner, "find", lambda name: refused)
     words = pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", code=1)
-    assert words.splitlines()[1:] == ["pdelab: heat_ends, book, seed 0: failed, this is why; do that"]
+    beforehand = f"1 to run on cpu; results go to {places / 'results'}"
+    assert words.splitlines() == [beforehand, "pdelab: heat_ends, book, seed 0: failed, this is why; do that"]
 
 
 def test_a_killed_process_is_named_and_the_other_runs_go_on(places, monkeypatch):

@@ -78,13 +78,20 @@ class Task:
     def hidden(self) -> int:
         return 4 * self.width
 
-    def operations(self, tokens: int) -> float:
+    def operations(self, tokens: float) -> float:
         """Floating-point operations of the matrix products in one training step of the Transformer's layers.
 
         3 · batch · N · depth · (24d² + 4Nd), d the width: for a token 24d² in the weights of a layer and 4Nd in its
         attention to N tokens, once forward and twice backward. The fused kernel does part of the attention again.
         """
         return 3 * self.settings.batch * tokens * self.depth * (24 * self.width**2 + 4 * tokens * self.width)
+
+    def duration(self, tokens: float, models: float, rate: float, least: float = 0.0) -> float:
+        """Seconds to train so many models at `rate` operations a second, each step taking at least so long.
+
+        tokens: of an example, with its padding.
+        """
+        return self.settings.steps * models * max(self.operations(tokens) / rate, least)
 
     def cut(self, steps: int | None) -> "Task":
         """The same with a training of so many steps, if fewer, watched as often but evaluated at its end alone."""

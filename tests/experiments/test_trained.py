@@ -489,6 +489,8 @@ def test_operations_of_a_step_are_those_that_torch_counts():
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(u).sum().backward()
     assert counter.get_total_flops() == task.operations(20)
+    assert task.duration(20, models=3, rate=1e6) == 3 * task.settings.steps * task.operations(20) / 1e6
+    assert task.duration(20, models=3, rate=1e99, least=0.5) == 1.5 * task.settings.steps
 
 
 @pytest.mark.parametrize("kind", ["printed", "earlier", "diffusion_only"])
