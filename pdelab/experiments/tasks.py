@@ -87,10 +87,7 @@ class Task:
         return 3 * self.settings.batch * tokens * self.depth * (24 * self.width**2 + 4 * tokens * self.width)
 
     def duration(self, tokens: float, models: float, rate: float, least: float = 0.0) -> float:
-        """Seconds to train so many models at `rate` operations a second, each step taking at least so long.
-
-        tokens: of an example, with its padding.
-        """
+        """Seconds to train so many models at `rate` operations a second, each step taking at least so long."""
         return self.settings.steps * models * max(self.operations(tokens) / rate, least)
 
     def cut(self, steps: int | None) -> "Task":
