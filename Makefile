@@ -33,7 +33,7 @@ notebooks: .venv/ready  ## run the text sources into the committed notebooks (CH
 	@$(PY) tools/notebooks.py $(CHAPTER)
 
 record: .venv/ready  ## record the results and test outcomes that the ledger reads (AGAIN=--again: all of them anew)
-	@$(PY) -m pdelab.cli run '*' --scale book --seeds 5 --store data/results $(AGAIN)
+	@$(PY) -m pdebook.cli run '*' --scale book --seeds 5 --store data/results $(AGAIN)
 	@$(PY) -m pytest tests -q -m claim --record-claims
 	@echo "Recorded. Next: make notebooks, so that the pages show it."
 

@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from pdelab.experiments.scales import Scale, Workplace
-from pdelab.experiments.tasks import TASKS, fit
+from pdebook.evidence.experiment import Scale, Workplace
+from pdebook.evidence.trained import TASKS, fit
 
 
 def steps_of(name: str, steps: int, seed: int, threads: int, start, ready) -> float:

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from pdelab.datasets.base import Dataset
-from pdelab.results import write_atomically
+from pdelab.files import write_atomically
 
 
 class RefusedCheckpoint(ValueError):

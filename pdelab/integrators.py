@@ -1,10 +1,14 @@
-"""One step in depth: u(t) → u(t + Δt)."""
+"""One step in depth: u(t) → u(t + Δt).
 
+Δt is a number, or a tensor with one step per example: (batch, 1, 1).
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from pdelab.field import Field, Mask
 from pdelab.terms.diffusion import Diffusion
@@ -52,6 +56,25 @@ class RK4(Integrator):
         k3 = rate(u + dt / 2 * k2, t + dt / 2, mask)
         k4 = rate(u + dt * k3, t + dt, mask)
         return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+def flow(
+    rate: Callable[[Field], Field], u: Field, *, T: Tensor | float = 1.0, steps: int = 24, leak: float = 0.0
+) -> Field:
+    """u(T) of u' = F(u) − κu by RK4 for w = e^{κt}u, so that the leak κ alone makes no error; the last state only.
+
+    Unchecked and differentiable, for a search; `solve` checks, keeps every state and notices divergence.
+    T: one time for all, or one per example, (batch, 1, 1); a leak needs one time for all.
+    """
+    dt, rk4 = T / steps, RK4()
+
+    def grown(w: Field, t: float, mask: None) -> Field:
+        factor = math.exp(leak * t) if leak else 1.0
+        return factor * rate(w / factor)
+
+    for n in range(steps):
+        u = rk4.step(grown, u, n * dt, dt)
+    return math.exp(-leak * T) * u if leak else u
 
 
 class LieEuler(Integrator):

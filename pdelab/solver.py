@@ -4,7 +4,6 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from operator import index
 from typing import Any
 
@@ -14,14 +13,8 @@ from torch import Tensor
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_field, check_mask, keep_real
 from pdelab.integrators import Euler, Integrator, Rate
+from pdelab.status import Status
 from pdelab.terms.base import Term
-
-
-class Status(StrEnum):
-    """How a run ended. Divergence is a result of this subject, not an error."""
-
-    FINISHED = "finished"
-    DIVERGED = "diverged"
 
 
 class Diverged(ArithmeticError):

@@ -22,14 +22,14 @@ from tqdm.auto import tqdm
 
 from pdelab import checkpoints
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
+from pdelab.files import commit
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
 from pdelab.models import Model
-from pdelab.results import commit
 from pdelab.seeds import derive
+from pdelab.status import Status
 
-FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 DECAYS = ("cosine", "none")
 Penalty = Callable[[nn.Module, Examples], Tensor]
 Look = Callable[[nn.Module], dict[str, float | list[float]]]
@@ -137,7 +137,7 @@ class Training:
     commits: of the package; several if it changed between restarts.
     """
 
-    status: str = INTERRUPTED
+    status: Status = Status.INTERRUPTED
     stopped_at: int | None = None
     losses: list[float] = field(default_factory=list)
     penalties: list[float] = field(default_factory=list)
@@ -152,7 +152,8 @@ class Training:
     def read(cls, kept: dict) -> "Training":
         """The record that a checkpoint holds."""
         evaluations = [Evaluation(**one) for one in kept["evaluations"]]
-        return cls(**kept | {"evaluations": evaluations, "watched": [Watched(**one) for one in kept["watched"]]})
+        watched = [Watched(**one) for one in kept["watched"]]
+        return cls(**kept | {"status": Status(kept["status"]), "evaluations": evaluations, "watched": watched})
 
     @property
     def step(self) -> int:
@@ -349,7 +350,7 @@ def train(
             def save() -> None:
                 checkpoints.save(path, own, model, optimiser, asdict(record))
 
-        if record.status == INTERRUPTED:
+        if record.status == Status.INTERRUPTED:
             _run(model, optimiser, data, settings, seed, record, save, progress, name, objective, penalty, look)
     model.eval()
     return record
@@ -427,7 +428,7 @@ def _run(
                 record.watched.append(_watch(model, data, step, look))
             _draw_from(derive(seed, "step", step), device)
             if not _step(model, optimiser, batch, data.classes, settings, record, objective, penalty):
-                record.status, record.stopped_at = DIVERGED, step + 1
+                record.status, record.stopped_at = Status.DIVERGED, step + 1
                 break
             bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
             bar.update()
@@ -436,16 +437,16 @@ def _run(
             ):
                 record.evaluations.append(evaluate(model, data.test, step=record.step))
                 if not math.isfinite(record.evaluations[-1].loss):  # the step itself moved the weights out of range
-                    record.status, record.stopped_at = DIVERGED, step + 1
+                    record.status, record.stopped_at = Status.DIVERGED, step + 1
                     break
             if asked:
                 break
             if record.step % settings.checkpoint_every == 0:
                 keep()
-        if record.step == settings.steps and record.status == INTERRUPTED:
+        if record.step == settings.steps and record.status == Status.INTERRUPTED:
             if settings.steps in settings.watch:
                 record.watched.append(_watch(model, data, settings.steps, look))
-            record.status = FINISHED
+            record.status = Status.FINISHED
         keep()
 
 

@@ -15,4 +15,4 @@ def train_in_child(folder) -> None:
 def killed_at_seed_0(job, device, progress, threads):
     if job.seed == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return import_module("pdelab.experiments.runner").do(job)
+    return import_module("pdebook.evidence.run").do(job)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from pdelab.ledger import FINDINGS, check_name
-from pdelab.results import Result, Store
+from pdebook.ledger import FINDINGS, check_name
+from pdebook.ledger.record import Result, Store
 
 fonts.prepare()
 settings.register_profile("pdelab", deadline=None, max_examples=25)  # a busy machine is no fault of the code

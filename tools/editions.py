@@ -18,7 +18,7 @@ import nbformat
 from exercises import BOOK, ROOT, sources, student_edition
 from pybtex.database import parse_file
 
-from pdelab.results import write_atomically
+from pdelab.files import write_atomically
 
 EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 

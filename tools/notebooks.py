@@ -17,7 +17,7 @@ from exercises import BOOK, ROOT, instructor_edition, read_source, sources
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from pdelab.results import write_atomically
+from pdelab.files import write_atomically
 
 RUN_TIMES = ROOT / "data" / "run_times.json"
 WIDGET = "application/vnd.jupyter.widget-view+json"

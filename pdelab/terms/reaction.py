@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_width, keep_real, positions
+from pdelab.formulas import Constants, reaction_constants
 from pdelab.terms.base import Term, choose
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -16,14 +17,6 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 _STEEPEST = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)
 SLOPES = {"relu": (0.0, 1.0), "gelu": (1 - _STEEPEST, _STEEPEST), "tanh": (0.0, 1.0)}
 """s₋ ≤ (φ(a) − φ(b))/(a − b) ≤ s₊ for all a ≠ b, and no smaller interval will do."""
-
-
-class Constants(NamedTuple):
-    """Of a reaction, for all pairs of states: λ₋|v|² ≤ ⟨v, R(z + v) − R(z)⟩ ≤ λ|v|² and |R(z + v) − R(z)| ≤ K|v|."""
-
-    lower: float
-    upper: float
-    lipschitz: float
 
 
 class Reaction(Term):
@@ -69,21 +62,10 @@ class Reaction(Term):
 
     @torch.no_grad()
     def constants(self) -> Constants:
-        """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + κ.
-
-        c and r are the middle and half the width of [s₋, s₊], the slopes of φ; κ = 1 with a leak, else 0.
-        """
+        """λ₋, λ and K of `reaction_constants` for these weights, as numbers; κ = 1 with a leak, else 0."""
+        slopes = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
         inner, outer = self.inner.weight.double(), self.outer.weight.double()
-        size = (torch.linalg.matrix_norm(inner, 2) * torch.linalg.matrix_norm(outer, 2)).item()
-        product = outer @ inner
-        rates = torch.linalg.eigvalsh((product + product.T) / 2)
-        least, most = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
-        middle, radius, leak = (most + least) / 2, (most - least) / 2, float(self.leak)
-        return Constants(
-            lower=middle * rates[0].item() - radius * size - leak,
-            upper=middle * rates[-1].item() + radius * size - leak,
-            lipschitz=max(abs(least), abs(most)) * size + leak,
-        )
+        return Constants(*(c.item() for c in reaction_constants(inner, outer, slopes, float(self.leak))))
 
 
 class Rectified(Term):

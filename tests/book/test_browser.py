@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from exercises import ROOT
 from playwright.sync_api import sync_playwright
 
-from pdelab import errata, explore, ledger
+from pdebook import errata, explore, ledger
 
 HTML = ROOT / "_build" / "html"
 FOUND = sorted(path.relative_to(HTML).as_posix() for path in HTML.rglob("*.html") if "_static" not in path.parts)

@@ -1,0 +1,409 @@
+"""pdelab run | results | claims | data | doctor.
+
+Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not understood; 3 data are missing; 130 stopped.
+"""
+
+import csv
+import os
+import platform
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from inspect import getdoc
+from pathlib import Path
+
+import click
+import torch
+from platformdirs import user_data_path
+from tqdm.auto import tqdm
+
+from pdebook import ledger
+from pdebook.evidence import run as runner
+from pdebook.evidence.experiment import Scale, choose_scale
+from pdebook.ledger.record import DamagedResult, Result, Store, Summary, data_folder, summarise
+from pdebook.ledger.sources import experiments
+from pdelab import __version__
+from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
+from pdelab.datasets import cache
+from pdelab.training import choose_device
+
+DAMAGED, MISSING, STOPPED = 1, 3, 130
+EXPECTED = (DamagedResult, RefusedCheckpoint, UnusableFolder, cache.DataDamaged, runner.Killed, OSError)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
+
+
+class Group(click.Group):
+    """Commands whose expected troubles end in a sentence and an exit code, not in a traceback."""
+
+    def invoke(self, ctx: click.Context):
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("stopped; what is recorded stays", STOPPED)
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough: click ends quietly
+            raise
+        except cache.DataMissing as error:
+            fail(str(error), MISSING)
+        except EXPECTED as error:
+            fail(str(error), DAMAGED)
+
+
+def fail(words: str, code: int):
+    click.echo(f"pdelab: {words}", err=True)
+    sys.exit(code)
+
+
+def own_folder() -> Path:
+    """PDELAB_RESULTS; else work/results in a checkout, which git ignores; else a folder for data of the user.
+
+    The book's own record, data/results, is read beside it, and written by `make record` or where it is named.
+    """
+    if named := os.environ.get("PDELAB_RESULTS"):
+        return Path(named).expanduser()
+    checkout = data_folder().parent
+    return (
+        checkout / "work" / "results"
+        if (checkout / "pyproject.toml").exists()
+        else user_data_path("pdelab") / "results"
+    )
+
+
+def stores(folder: Path | None) -> dict[str, Store]:
+    """The folder that was named, or yours and the book's."""
+    return {"named": Store(folder)} if folder else {"yours": Store(own_folder()), "the book's": Store()}
+
+
+def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False, cut: bool = False) -> None:
+    """Columns, or comma-separated values. cut: lines end with … where a terminal does."""
+    if as_csv:
+        csv.writer(sys.stdout).writerows([header, *rows])
+        return
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)] + [0]  # the last column is free
+    room = shutil.get_terminal_size().columns if cut and sys.stdout.isatty() else sys.maxsize
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.echo(line if len(line) <= room else f"{line[: room - 1]}…")
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pdelab")
+def main() -> None:
+    """Transformers as PDEs: run the experiments, read their results, judge the claims."""
+
+
+class Seeds(click.ParamType):
+    """5 stands for the seeds 0 to 4; 0,3,7 for these three, and 7, for seed 7 alone."""
+
+    name = "N or LIST"
+
+    def convert(self, value, param, ctx) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            parts = [int(part) for part in str(value).removesuffix(",").split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
+        seeds = parts if "," in str(value) else list(range(parts[0]))
+        if not seeds or min(seeds) < 0:
+            self.fail(f"{value!r} names no seed; use a number of at least 1, or a list of seeds from 0")
+        return list(dict.fromkeys(seeds))
+
+
+def matching(names: Iterable[str]) -> list[str]:
+    """The experiments that the names or patterns stand for: corners-* is all of them that begin so."""
+    found: dict[str, None] = {}
+    for name in names:
+        fitting = [known for known in experiments() if fnmatchcase(known, name)]
+        if not fitting:
+            near = " or ".join(get_close_matches(name, experiments()))
+            hint = (
+                f"did you mean {near}? pdelab run lists them all" if near else f"there are {', '.join(experiments())}"
+            )
+            raise click.BadParameter(f"no experiment is called {name!r}; {hint}", param_hint="NAME")
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
+@main.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--scale", type=SCALES, help="Size; default: PDELAB_SCALE, else book.")
+@click.option("--seeds", type=Seeds(), default="5", show_default=True, help=getdoc(Seeds))
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
+@click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
+@click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
+@click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
+@click.option(
+    "--store",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Read and write results here alone; default: your own (PDELAB_RESULTS), with the book's read beside them.",
+)
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
+    """Run experiments and record their results; without a name, list them.
+
+    What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
+    """
+    if not names:
+        known = {name: runner.find(name) for name in experiments()}
+        rows = [(name, "/".join(one.scales), getdoc(one).split("\n")[0]) for name, one in known.items()]
+        table(rows, ("experiment", "scales", "what it measures"))
+        click.echo("Next: pdelab run NAME, or a pattern such as 'corners-*'")
+        return
+    try:
+        scale, chosen = choose_scale(scale), choose_device(device)
+        torch.zeros(1, device=chosen)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
+    wanted, known = matching(names), list(stores(folder).values())
+    store = known[0]
+    try:
+        todo = runner.jobs(wanted, scale, seeds, known, again, steps)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if skipped := len(wanted) * len(seeds) - len(todo):
+        places = " or ".join(str(one.folder) for one in known)
+        click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
+    workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
+    if todo:
+        beside = f", {workers} at a time" if len(todo) > 1 else ""
+        click.echo(f"{len(todo)} to run on {chosen}{beside}; results go to {store.folder}")
+    options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
+    stopped, failed, missing = [], [], []
+    for job, found in runner.do_all(todo, store, **options):
+        if isinstance(found, runner.Stopped):
+            stopped.append(f"{job}: {found.where}")
+        elif isinstance(found, cache.DataMissing):
+            missing.append(str(found))
+        elif isinstance(found, EXPECTED):
+            failed.append(f"{job}: failed, {found}")
+        elif isinstance(found, Exception):
+            tqdm.write("".join(traceback.format_exception(found)), file=sys.stderr)
+            failed.append(f"{job}: failed, {type(found).__name__}: {found}")
+        else:
+            lost = f", diverged: {', '.join(found.diverged)}" if found.diverged else ""
+            path = store.path(job.name, job.scale, job.seed)
+            less = f", cut to {found.configuration['cut']}" if "cut" in found.configuration else ""
+            tqdm.write(f"{job}: {found.status}{lost}{less}, {found.seconds:.1f} s, {path}", file=sys.stdout)
+    troubles = [*failed, *dict.fromkeys(missing), *stopped]
+    if stopped:
+        repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
+        fail("\n".join([*troubles, f"The same command goes on with what is left.{repeats}"]), STOPPED)
+    if troubles:
+        fail("\n".join(troubles), DAMAGED if failed else MISSING)
+    click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
+
+
+@main.command()
+@click.argument("name", required=False)
+@click.option("--scale", type=SCALES, help="One size only.")
+@click.option("--store", "folder", type=FOLDER, help="Folder of results; default: yours and the book's.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def results(name, scale, folder, as_csv) -> None:
+    """What is recorded: all experiments, or the figures of one with their controls and intervals.
+
+    Yours and the book's; of one experiment yours, if there are any. A list has one value per layer, or per evaluation.
+    """
+    known = stores(folder)
+    if name is None:
+        rows = []
+        for whose, store in known.items():
+            names = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
+            rows += [(*row, whose) for one in names for row in overview(store.load(one, scale))]
+        table(rows, ("experiment", "scale", "seeds", "diverged", "cut to", "s a seed", "commit", "whose"), as_csv)
+        return
+    every = {whose: store.load(name) for whose, store in known.items()}
+    chosen = {whose: [r for r in found if scale in (None, r.scale)] for whose, found in every.items()}
+    found = next((found for found in chosen.values() if found), None)
+    if not found:
+        there = ", ".join(dict.fromkeys(r.scale for found in every.values() for r in found))
+        of = f"{name!r} at scale {scale}, only at {there}" if there else f"{name!r}"
+        raise click.UsageError(f"nothing is recorded of {of}; pdelab results lists what is, pdelab run records")
+    rows = []
+    try:
+        for size in dict.fromkeys(r.scale for r in found):
+            same = [r for r in found if r.scale == size]
+            for kind in ("figures", "controls"):
+                for figure in dict.fromkeys(key for r in same for key in getattr(r, kind)):
+                    summary = summarise(same, figure, control=kind == "controls")
+                    rows.append((size, kind.removesuffix("s"), figure, shown(summary)))
+    except ValueError as error:  # seeds recorded with other settings, or without this figure, have no common mean
+        fail(f"{name}: {error}; pdelab run {name} --again records all seeds alike", DAMAGED)
+    table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv, cut=True)
+    if as_csv:
+        return
+    definitions = found[-1].configuration.get("definitions", {})
+    if definitions:
+        click.echo("\n" + "\n".join(f"{key}: {words}" for key, words in definitions.items()))
+    cuts = {f"{r.scale}: the training was cut to {r.configuration['cut']}" for r in found if "cut" in r.configuration}
+    others = {whose: len(runs) for whose, runs in chosen.items() if runs and runs is not found}
+    hidden = [f"{n} results not shown are {whose}: --store {known[whose].folder}" for whose, n in others.items()]
+    if notes := [*sorted(cuts), *hidden]:
+        click.echo("\n" + "\n".join(notes))
+
+
+def overview(found: list[Result]) -> list[tuple]:
+    """One row per scale."""
+    rows = []
+    for scale in dict.fromkeys(r.scale for r in found):
+        same = [r for r in found if r.scale == scale]
+        lost = sum(r.status == "diverged" or bool(r.diverged) for r in same)
+        seconds = sum(r.seconds for r in same) / len(same)
+        commits = [commit for r in same for commit in r.environment.get("commit", "unknown").split(", ")]
+        seeds = ",".join(str(r.seed) for r in same)
+        cuts = [r.configuration["cut"].removesuffix(" training steps") for r in same if "cut" in r.configuration]
+        less = "; ".join(dict.fromkeys(cuts)) or "-"
+        rows.append((same[0].experiment, scale, seeds, lost, less, f"{seconds:.1f}", ", ".join(dict.fromkeys(commits))))
+    return rows
+
+
+def shown(summary: Summary | list[Summary]) -> str:
+    """A list has its number of seeds once, at the end."""
+    if isinstance(summary, Summary):
+        return str(summary)
+    return "; ".join(one.value for one in summary) + f" ({summary[-1].runs})"
+
+
+@main.command()
+@click.argument("claim_id", required=False)
+@click.option(
+    "--verdict",
+    type=click.Choice([v.value for v in ledger.Verdict], case_sensitive=False),
+    help="Only claims with this verdict.",
+)
+@click.option("--chapter", help="Only claims of this chapter.")
+@click.option("--store", "folder", type=FOLDER, help="Folder of results; default: the book's own.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, all columns.")
+def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
+    """Every claim of the papers with its verdict, printed figure and ours; with CLAIM_ID all about one."""
+    try:
+        outcomes = ledger.judge_all(store=Store(folder))
+    except ValueError as error:
+        fail(str(error), DAMAGED)
+    chapters = list(ledger.by_chapter(outcomes))
+    if chapter is not None and chapter not in chapters:
+        raise click.UsageError(f"no claim is of the chapter {chapter!r}; there are {', '.join(chapters)}")
+    chosen = ledger.choose(outcomes, verdict, chapter)
+    if claim_id is not None:
+        claim_id = _meant(claim_id, [o.claim.id for o in outcomes])
+        chosen = [o for o in chosen if o.claim.id == claim_id]
+    rows = ledger.rows(chosen)
+    if as_csv:
+        table([row.values() for row in rows], ledger.COLUMNS, as_csv)
+    elif claim_id is None:
+        shown = ("claim", "verdict", "title", "chapter", "evidence")
+        table([(*(row[name] for name in shown[:-1]), _evidence(row)) for row in rows], shown, cut=True)
+        click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(chosen).items() if n) or "no claim")
+    elif not chosen:
+        click.echo(f"{claim_id} is not among those chosen.")
+    else:
+        claim = chosen[0].claim
+        lines = rows[0] | {"says": claim.says, "tested by": claim.protocol, "controls": claim.control}
+        table([(key, value) for key, value in lines.items() if value], ("", ""))
+
+
+def _meant(claim_id: str, known: Sequence[str]) -> str:
+    """The claim's id, however its letters and strokes were typed."""
+    plain = {one.casefold().replace("/", "-"): one for one in known}
+    typed = claim_id.casefold().replace("/", "-")
+    if typed in plain:
+        return plain[typed]
+    near = [plain[one] for one in get_close_matches(typed, plain)]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise click.UsageError(f"no claim is called {claim_id!r}; {hint}pdelab claims lists them all")
+
+
+def _evidence(row: dict[str, str]) -> str:
+    """Printed, ours and the control in one line, as far as they are there."""
+    parts = (("printed", row["printed"]), ("ours", row["ours"]), ("control", row["control"]))
+    return " | ".join(f"{name} {words}" for name, words in parts if words)
+
+
+@main.group()
+def data() -> None:
+    """The public data: list, get, verify."""
+
+
+@data.command("list")
+def list_data() -> None:
+    """What is here, what is missing, and how large it is."""
+    entries = cache.listing()
+    rows = [(e.name, e.state, f"{e.bytes / 1e6:.1f} MB", e.credit) for e in entries]
+    table(rows, ("name", "state", "size", "credit"))
+    click.echo(f"Folder: {cache.folder()} (PDELAB_DATA names another). Next: pdelab data get NAME")
+
+
+@data.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=click.Choice([*cache.SOURCES, "all"]))
+def get(names) -> None:
+    """Download what is missing or damaged; checksums are verified, and nothing half-written stays."""
+    for name in cache.SOURCES if "all" in names else names:
+        for path in cache.get(name):
+            click.echo(f"{name}: {path}")
+
+
+@data.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(cache.SOURCES)))
+def verify(names) -> None:
+    """Check files against their checksums, without network; without a name, every source that is here."""
+    wanted = [e for e in cache.listing() if (e.name in names if names else e.state != "missing")]
+    for entry in wanted:
+        click.echo(
+            f"{entry.name}: {'whole' if entry.state == 'present' else entry.problem}", err=entry.state != "present"
+        )
+    if not wanted:
+        click.echo("Nothing is here yet. Next: pdelab data get NAME")
+    states = {entry.state for entry in wanted}
+    sys.exit(DAMAGED if "damaged" in states else MISSING if "missing" in states else 0)
+
+
+@main.command()
+def doctor() -> None:
+    """What is installed, which device, which data, and what is missing and how to get it."""
+    advice = []
+    packages = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch", "jupyterlab", "pytest")
+    rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
+    for name in packages:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "not installed"))
+            extra = {"jupyterlab": "book", "pytest": "test"}.get(name)
+            advice.append(f"{name} is missing: pip install " + (f"'pdelab[{extra}]'" if extra else name))
+    device = choose_device()
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    rows += [("device", kind), ("cores", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
+    rows += [("data folder", cache.folder())]
+    for entry in cache.listing():
+        rows.append((f"data {entry.name}", entry.state))
+        if entry.state == "missing":
+            advice.append(f"{entry.name} is not here, and the book does without: pdelab data get {entry.name}")
+        elif entry.state == "damaged":
+            advice.append(entry.problem)
+    faults = {}
+    for whose, store in stores(None).items():
+        found = store.damaged()
+        faults |= found
+        number = len(list(store.folder.glob("*/*.json")))
+        rows += [(f"results, {whose}", f"{number} in {store.folder}, {len(found)} damaged")]
+    try:
+        rows += [("scale", choose_scale())]
+    except ValueError as error:
+        rows += [("scale", "not understood")]
+        advice.append(str(error))
+    table(rows, ("what", "found"))
+    click.echo("\n".join(f"- {line}" for line in [*advice, *faults.values()]) or "Nothing is missing.")
+    if faults or any("damaged" in str(row[1]) and row[0].startswith("data ") for row in rows):
+        sys.exit(DAMAGED)
+
+
+if __name__ == "__main__":
+    main()

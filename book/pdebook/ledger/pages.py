@@ -1,0 +1,315 @@
+"""The ledger: every claim of the two papers, and the verdict that the evidence gives.
+
+The claims are read by `claims`; the evidence is in the Results: measured figures with their controls, attacks on
+a theorem, findings of named tests. A rule of `rules` turns evidence into a verdict. Here the claims are judged
+and shown: `box` in a chapter, `table` for all of them, `rows` for the command line.
+"""
+
+import html
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+from pdebook.kit.page import Page, reply_text, typeset
+from pdebook.ledger.claims import Claim, check_name, read_claims, slug
+from pdebook.ledger.record import Result, Store, Summary, data_folder
+from pdebook.ledger.rules import (
+    RULES,
+    Comparison,
+    Ruling,
+    Verdict,
+    attacks,
+)
+from pdebook.ledger.sources import experiments
+
+_MODELS = {"other": "2nd Transformer", "printed": "P2 eq 4", "earlier": "P1 eq 1"}  # names of models, as chapters say
+_SCRIPT = files("pdebook.ledger").joinpath("ledger.js").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim and its ruling, with the tests or the experiment that gave the evidence."""
+
+    claim: Claim
+    ruling: Ruling
+    sources: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.ruling.verdict
+
+
+def judge(claim: Claim, store: Store | None = None) -> Outcome:
+    """The claim's rule over its recorded evidence; `not yet measured` where none is recorded.
+
+    A construction's evidence are the findings of its tests, recorded as check-ID; the other kinds name their experiment
+    in `evidence: {experiment, scale, …}`, where the scale is book unless it is named.
+    """
+    return _judge(claim, (store or Store()).load)
+
+
+def _judge(claim: Claim, load: Callable[..., list[Result]]) -> Outcome:
+    rule = RULES[claim.rule]
+    if claim.rule == "untestable":
+        return Outcome(claim, rule(claim, []))
+    if claim.kind == "construction":
+        results = load(check_name(claim.id))
+    else:
+        named = claim.evidence.get("experiment")
+        results = load(named, claim.evidence.get("scale", "book")) if named else []
+    if not results:
+        return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
+    sources = [name for r in results for name in r.configuration.get("tests", [r.experiment])]
+    return Outcome(claim, rule(claim, results), tuple(dict.fromkeys(sources)))
+
+
+def judge_all(claims: Iterable[Claim] | None = None, store: Store | None = None) -> list[Outcome]:
+    load = cache((store or Store()).load)  # many claims share an experiment
+    return [_judge(claim, load) for claim in (claims if claims is not None else read_claims())]
+
+
+def choose(outcomes: Iterable[Outcome], verdict: str | None = None, chapter: str | None = None) -> list[Outcome]:
+    """Those with this verdict and of this chapter; None takes all."""
+    return [o for o in outcomes if verdict in (None, o.verdict.value) and chapter in (None, o.claim.chapter)]
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many claims have each verdict, in the order of Verdict."""
+    found = Counter(o.verdict for o in outcomes)
+    return {verdict.value: found[verdict] for verdict in Verdict}
+
+
+def by_chapter(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes under their chapters: first those that the book has, in its order, then those to come."""
+    contents = data_folder().parent / "_toc.yml"  # not there in an installed package
+    parts = yaml.safe_load(contents.read_text(encoding="utf-8"))["parts"] if contents.exists() else []
+    here = [page["file"].rpartition("/")[2] for part in parts for page in part["chapters"]]
+    named = list(dict.fromkeys(o.claim.chapter for o in outcomes))
+    ordered = [name for name in here if name in named] + [name for name in named if name not in here]
+    return {name: [o for o in outcomes if o.claim.chapter == name] for name in ordered}
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """The ledger in a few sentences, for someone who cannot see its picture."""
+
+    def listed(some: Sequence[Outcome]) -> str:
+        return ", ".join(f"{n} {verdict}" for verdict, n in counts(some).items() if n)
+
+    chapters = "; ".join(f"{name.replace('_', ' ')}: {listed(some)}" for name, some in by_chapter(outcomes).items())
+    return f"{len(outcomes)} claims: {listed(outcomes)}. By chapter: {chapters}."
+
+
+COLUMNS = (
+    *("claim", "verdict", "chapter", "title", "where", "kind", "rule"),
+    *("printed", "ours", "control", "because", "box", "from"),
+)
+
+
+def rows(outcomes: Iterable[Outcome]) -> list[dict[str, str]]:
+    """One row of plain text a claim: what is printed, ours and the control's with 95 % intervals, verdict, places."""
+    found = []
+    for o in outcomes:
+        claim, ruling = o.claim, o.ruling
+        places = " ".join(_place(source) for source in o.sources)
+        words = (claim.id, o.verdict.value, claim.chapter, claim.title, claim.where, claim.kind, claim.rule)
+        words += (_printed(claim), ruling.ours, ruling.control, ruling.because, _box_address(claim), places)
+        found.append(dict(zip(COLUMNS, words, strict=True)))
+    return found
+
+
+def _place(source: str) -> str:
+    """Where the code of a piece of evidence is: a test names its file, an experiment is looked up."""
+    known = experiments()
+    return known[source].place if source in known else source
+
+
+def _box_address(claim: Claim) -> str:
+    """The claim's verdict box in the book, if its chapter is here and has one."""
+    page = data_folder().parent / "book" / f"{claim.chapter}.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    boxed = re.findall(r"^ledger\.box\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
+    return f"book/{claim.chapter}.html#{claim.box_anchor}" if any(f'"{claim.id}"' in ids for ids in boxed) else ""
+
+
+def _badge(verdict: Verdict) -> str:
+    return f'<strong class="verdict verdict-{slug(verdict.value)}">{verdict.value}</strong>'
+
+
+def _printed(claim: Claim) -> str:
+    def number(value) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    return "; ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in claim.printed.items())
+
+
+def _sourced(source: str) -> str:
+    """The place of the evidence; the book makes it a link where it knows the repository."""
+    place = _place(source)
+    name = f"{html.escape(source)}, " if place != source else ""
+    return f'{name}<code class="source">{html.escape(place)}</code>'
+
+
+def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+    """A table for each comparison: printed, ours and each control, a line for each value, by name if it has one."""
+    tables = []
+    for one in comparisons:
+        several = len(one.ours) > 1
+        rows = names or [str(number) for number in range(1, len(one.ours) + 1)]
+        shown = [("printed", [str(p) for p in one.printed])] if one.printed else []
+        shown += [("ours", one.ours), *((_apart(name, one.figure), own) for name, own in one.controls.items())]
+        header = "".join(f'<th scope="col">{html.escape(name)}</th>' for name, _ in shown)
+        lines = [
+            (f'<th scope="row">{html.escape(row)}</th>' if several else "")
+            + "".join(f"<td>{_value(value)}</td>" for value in values)
+            for row, *values in zip(rows, *(column for _, column in shown), strict=True)
+        ]
+        name = html.escape(one.figure.replace("_", " "))
+        caption = f"{name}: {one.verdict.value}; mean and 95 % interval of {one.ours[0].runs}"
+        corner = f'<th scope="col">{"" if names else "value"}</th>' if several else ""
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        tables.append(
+            f'<div class="measured" role="region" tabindex="0" aria-label="{caption}">'
+            f"<table><caption>{caption}</caption><thead><tr>{corner}{header}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+    return "".join(tables)
+
+
+def _apart(control: str, figure: str) -> str:
+    """What tells a control's name from that of the figure, in words; all of it where nothing does.
+
+    >>> _apart("linear/untrained_label_gap", "linear/label_gap"), _apart("rows-bare-shuffled/drop", "rows-bare/drop")
+    ('untrained', 'shuffled')
+    """
+    model, _, name = control.rpartition("/")
+    own, _, mine = figure.rpartition("/")
+    parts = [model.removeprefix(own).removesuffix(own).strip("_-"), name.removesuffix(mine).strip("_")]
+    words = " ".join(part for part in parts if part) or control
+    return " ".join(_MODELS.get(word, word) for word in words.replace("_", " ").split())
+
+
+def _value(value: str | Summary) -> str:
+    return html.escape(value.value if isinstance(value, Summary) else value)
+
+
+def _details(outcome: Outcome) -> str:
+    """The rows that the box and the ledger share: label and text, empty ones left out."""
+    claim, ruling = outcome.claim, outcome.ruling
+    fallen = ruling.verdict in (Verdict.FAILS, Verdict.CONDITIONS)
+    instead = "True instead" if ruling.repaired else "Proposed instead, not yet tested"
+    entries = [
+        ("Claim", typeset(claim.says)),
+        ("Printed figure", typeset(_printed(claim))),
+        ("Measured", _measured(ruling.comparisons, claim.evidence.get("rows", []))),
+        (instead, typeset(claim.corrected) if fallen else ""),
+        ("How we test it", typeset(claim.protocol)),
+        ("Control", typeset(claim.control)),
+        ("Evidence", typeset(ruling.because)),
+        ("From", "<br>".join(_sourced(source) for source in outcome.sources)),
+        (
+            "Chapter",
+            f'<span class="chapter" data-box="{claim.box_anchor}">{html.escape(claim.chapter)}</span>',
+        ),
+        ("Rule", f"<code>{claim.rule}</code>: {typeset(inspect.getdoc(RULES[claim.rule])).replace('`', '')}"),
+        ("The authors' reply", reply_text(claim.reply)),
+    ]
+    return "".join(f"<dt>{label}</dt><dd>{text}</dd>" for label, text in entries if text)
+
+
+def box(*claim_ids: str, store: Store | None = None) -> Page:
+    """A chapter's verdict box, filled from the evidence: box("P1-eq6/7")."""
+    known = {claim.id: claim for claim in read_claims()}
+    unknown = [i for i in claim_ids if i not in known]
+    if unknown or not claim_ids:
+        raise ValueError(f"box needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
+    outcomes = judge_all([known[i] for i in claim_ids], store)
+    parts = [
+        f'<section class="verdict-box" id="{o.claim.box_anchor}" aria-label="Verdict on {html.escape(o.claim.id)}">'
+        f'<p>{_badge(o.verdict)} <a href="ledger.ipynb#{o.claim.anchor}">{html.escape(o.claim.id)}</a>: '
+        f"{html.escape(o.claim.title)} ({html.escape(o.claim.where)})</p><dl>{_details(o)}</dl></section>"
+        for o in outcomes
+    ]
+    return Page(
+        f'<div class="mathjax_process">{"".join(parts)}</div>',
+        "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes),
+    )
+
+
+def attack_table(experiment: str, store: Store | None = None) -> Page:
+    """Every statement that an experiment attacked: attempts, violations, the worst score, and its false neighbours."""
+    results = (store or Store()).load(experiment, "book")
+    head = ("statement", "attempts", "violations", "worst", "false neighbours, each broken in every seed")
+    lines = []
+    for one in attacks(results):
+        fallen = [n for n in one.neighbours if n not in one.standing]
+        words = ", ".join(fallen) + (f"; NOT {', '.join(one.standing)}" if one.standing else "")
+        role = " (printed)" if one.role == "printed" else ""
+        lines.append((one.name + role, str(one.attempts), str(one.violations), f"{one.worst:.4g}", words))
+    cells = "".join("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in line) + "</tr>" for line in lines)
+    header = "".join(f'<th scope="col">{word}</th>' for word in head)
+    caption = f"{experiment}, {len(results)} seeds; above 1 a statement is false"
+    table = f"<table><caption>{caption}</caption><thead><tr>{header}</tr></thead><tbody>{cells}</tbody></table>"
+    text = "\n".join([caption, *("  ".join(line) for line in lines)])
+    return Page(f'<div class="measured" role="region" tabindex="0" aria-label="{experiment}">{table}</div>', text)
+
+
+def side_by_side(outcome: Outcome) -> str:
+    """What decides a measured claim in plain text: printed, ours and every control, a line each, a value a layer.
+
+    Means over the seeds; where too few seeds are recorded, the words that say so.
+    """
+
+    def line(name: str, values: Iterable[float]) -> str:
+        shown = (f"{v:6.3f}" if abs(v) >= 0.001 or v == 0 else f"{v:6.0e}" for v in values)
+        return f"  {' '.join(shown)}  {name}"
+
+    id_, found = outcome.claim.id, outcome.ruling.comparisons
+    if not found:
+        return f"{id_}: {outcome.ruling.because}"
+    names = outcome.claim.evidence.get("rows")
+    lines = [f"{id_}, mean of {found[0].ours[0].seeds} seeds" + (f": {names[0]} to {names[-1]}" if names else "")]
+    for one in found:
+        lines += [line("printed", one.printed)] if one.printed else []
+        lines += [line(f"ours: {one.figure}", (s.mean for s in one.ours))]
+        lines += [line(name, (s.mean for s in summaries)) for name, summaries in one.controls.items()]
+    return "\n".join(lines)
+
+
+def table(outcomes: Sequence[Outcome] | None = None) -> Page:
+    """The whole ledger as a page: one entry a claim, the evidence behind a click, and a filter above the entries."""
+    outcomes = judge_all() if outcomes is None else outcomes
+    entries = [
+        f'<details class="claim" data-verdict="{slug(o.verdict.value)}" data-chapter="{html.escape(o.claim.chapter)}">'
+        f"<summary>{_badge(o.verdict)} <b>{html.escape(o.claim.id)}</b> "
+        f"{html.escape(o.claim.title)} <small>{html.escape(o.claim.where)}, {o.claim.kind}</small></summary>"
+        f'<dl id="{o.claim.anchor}">{_details(o)}</dl></details>'
+        for o in outcomes
+    ]
+    text = "\n".join(f"{o.claim.id}: {o.verdict.value}" for o in outcomes)
+    markup = f"{_filter(outcomes)}{''.join(entries)}<script>{_SCRIPT}</script>"
+    return Page(f'<div class="ledger mathjax_process">{markup}</div>', text)
+
+
+def _filter(outcomes: Sequence[Outcome]) -> str:
+    """Two menus and a count, hidden until the script is there to serve them."""
+    verdicts = {slug(verdict): verdict for verdict, n in counts(outcomes).items() if n}
+    chapters = {name: name.replace("_", " ") for name in by_chapter(outcomes)}
+    menus = "".join(
+        f'<label>{label} <select name="{name}" autocomplete="off">'
+        + "".join(
+            f'<option value="{html.escape(value)}" data-words="{html.escape(words)}">{html.escape(words)}</option>'
+            for value, words in ({"": "all"} | options).items()
+        )
+        + "</select></label> "
+        for label, name, options in (("Verdict", "verdict", verdicts), ("Chapter", "chapter", chapters))
+    )
+    return (
+        f'<form class="ledger-filter" aria-label="Filter the claims" hidden>{menus}'
+        '<button type="reset">Show all</button> <output></output></form>'
+        '<p class="ledger-nothing" hidden>Nothing matches: no claim has this verdict in this chapter.</p>'
+    )

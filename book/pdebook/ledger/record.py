@@ -1,0 +1,295 @@
+"""What a run measured, kept so that nothing is lost and nothing damaged is believed.
+
+A Result is one run of one experiment with one seed. A Store is a folder of JSON files, one a Result, each written in
+one move and sealed with a checksum of its content: a file that was cut short or edited by hand is reported, never read.
+"""
+
+import hashlib
+import json
+import math
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from pdelab.files import commit, write_atomically
+from pdelab.status import Status
+
+Figures = dict[str, float | list[float]]
+
+STATUSES = (Status.FINISHED, Status.DIVERGED)  # an interrupted run has no Result
+_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Scale(StrEnum):
+    """smoke: seconds, to see that it runs. book: what the chapters show, on a CPU. paper: the papers' sizes."""
+
+    SMOKE = "smoke"
+    BOOK = "book"
+    PAPER = "paper"
+
+
+class Key(str):
+    """The name of a figure from its parts, MODEL/figure or ROLE/STATEMENT/violations: a string, as the files have it.
+
+    >>> Key("corrected", "lipschitz", "worst"), Key("corrected", "lipschitz", "worst").parts
+    ('corrected/lipschitz/worst', ('corrected', 'lipschitz', 'worst'))
+    """
+
+    def __new__(cls, *parts: object) -> "Key":
+        return super().__new__(cls, "/".join(map(str, parts)))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.split("/"))
+
+
+class DamagedResult(ValueError):
+    """A result file that is not what was written."""
+
+
+def environment() -> dict[str, str]:
+    """Where a number comes from: versions, machine and commit."""
+    versions = {name: version(name) for name in ("pdelab", "torch", "numpy")}
+    system = f"{platform.system()} {platform.machine()}"
+    return versions | {"python": platform.python_version(), "system": system, "commit": commit()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: `figures` holds what was measured, `controls` the same measured on something that knows nothing.
+
+    A run of several models names its figures MODEL/figure; `diverged` names the models that did not finish, with the
+    step that failed, and their figures are absent.
+    """
+
+    experiment: str
+    configuration: dict
+    scale: str
+    seed: int
+    status: str
+    figures: Figures
+    controls: Figures = field(default_factory=dict)
+    diverged: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=environment)
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        for name in ("experiment", "scale"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+                raise ValueError(f"{name} names a file, so it must be letters, digits, '.', '_' or '-'; not {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0; not {self.seed!r}")
+        if self.status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; not {self.status!r}")
+        for name in ("figures", "controls"):
+            for key, value in getattr(self, name).items():
+                numbers = value if isinstance(value, list) else [value]
+                if not all(isinstance(number, int | float) for number in numbers):
+                    raise ValueError(
+                        f"{name}[{key!r}] must be a number or a list of numbers, try float(…); not {value!r}"
+                    )
+
+
+def _encode(value):
+    """JSON has no NaN or infinity, and a diverged run has both."""
+    if isinstance(value, dict):
+        return {str(k): _encode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nonfinite": str(value)}
+    return value
+
+
+def _decode(value):
+    if isinstance(value, dict):
+        if value.keys() == {"nonfinite"}:
+            return _NONFINITE[value["nonfinite"]]
+        return {k: _decode(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_decode(v) for v in value]
+    return value
+
+
+def _seal(content: dict) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def data_folder() -> Path:
+    """The project's data/ in a checkout, or the copy inside an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "data"
+    return inside if inside.is_dir() else package.parents[1] / "data"
+
+
+class Store:
+    """A folder of results: EXPERIMENT/SCALE-seedSEED.json. Without a folder: the book's own record."""
+
+    def __init__(self, folder: Path | str | None = None):
+        self.folder = Path(folder) if folder is not None else data_folder() / "results"
+
+    def path(self, experiment: str, scale: str, seed: int) -> Path:
+        return self.folder / experiment / f"{scale}-seed{seed}.json"
+
+    def save(self, result: Result) -> Path:
+        content = _encode(asdict(result))
+        path = self.path(result.experiment, result.scale, result.seed)
+        text = json.dumps({"sha256": _seal(content), "result": content}, indent=1, sort_keys=True, allow_nan=False)
+        write_atomically(path, text + "\n")
+        return path
+
+    def read(self, path: Path) -> Result:
+        """One file, or DamagedResult with its name and what is wrong with it."""
+        again = "make it again with pdelab run, or restore it from git"
+        try:
+            sealed = json.loads(path.read_text(encoding="utf-8"))
+            content, seal = sealed["result"], sealed["sha256"]
+            intact = _seal(content) == seal
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, not ours, or a number that JSON does not have
+            raise DamagedResult(f"{path} is not a whole result file ({error}); {again}") from error
+        if not intact:
+            raise DamagedResult(f"{path} was changed after it was written (its checksum differs); {again}")
+        try:
+            result = Result(**_decode(content))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedResult(f"{path} does not hold a Result ({error}); {again}") from error
+        place = self.path(result.experiment, result.scale, result.seed)
+        if path.parts[-2:] != place.parts[-2:]:
+            raise DamagedResult(f"{path} holds {result.experiment}, {result.scale}, seed {result.seed}; {again}")
+        return result
+
+    def load(self, experiment: str, scale: str | None = None) -> list[Result]:
+        """Every recorded seed of an experiment, in order of scale and seed; empty when none was recorded."""
+        files = "*.json" if scale is None else f"{scale}-seed*.json"
+        found = [self.read(path) for path in (self.folder / experiment).glob(files)]
+        return sorted((r for r in found if scale in (None, r.scale)), key=lambda r: (r.scale, r.seed))
+
+    def damaged(self) -> dict[Path, str]:
+        """Every file that cannot be trusted, with the reason."""
+        faults = {}
+        for path in sorted(self.folder.rglob("*.json")):
+            try:
+                self.read(path)
+            except DamagedResult as fault:
+                faults[path] = str(fault)
+        return faults
+
+
+def in_words(results: Sequence[Result]) -> str:
+    """Which seeds are recorded, and what was cut from them: for a page to say."""
+    if not results:
+        return "nothing recorded"
+    cuts = sorted({r.configuration.get("cut", "all training steps") for r in results})
+    seeds = ("seed " if len(results) == 1 else "seeds ") + ", ".join(str(r.seed) for r in results)
+    return f"{seeds}; {' / '.join(cuts)}"
+
+
+def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
+    """Mean (least to largest).
+
+    >>> mean_and_range([0.25, 0.5, 0.75])
+    '0.500 (0.250 to 0.750)'
+    """
+    mean = math.fsum(values) / len(values)
+    return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """mean and 95 % interval over the seeds that finished; `diverged` counts those that did not."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    diverged: int
+
+    @property
+    def value(self) -> str:
+        """The mean, from two seeds on with its interval; empty where no seed finished."""
+        spread = f" [{self.low:.3g}, {self.high:.3g}]" if self.seeds > 1 else ""
+        return f"{self.mean:.3g}{spread}" if self.seeds else ""
+
+    @property
+    def runs(self) -> str:
+        """How many seeds it is of."""
+        finished = {0: "no finished seed", 1: "1 seed"}.get(self.seeds, f"{self.seeds} seeds")
+        return finished + (f", {self.diverged} diverged" if self.diverged else "")
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.runs})" if self.seeds else self.runs
+
+
+def interval(values: Sequence[float], diverged: int = 0) -> Summary:
+    """mean ± t₀.₉₇₅(n−1) · s/√n, Student's interval for the mean of n independent runs.
+
+    One value has no spread: its interval is the whole line, and so is that of values of which some are infinite.
+
+    >>> print(interval([1.0, 2.0, 3.0]))
+    2 [-0.484, 4.48] (3 seeds)
+    """
+    n = len(values)
+    if n == 0:
+        return Summary(math.nan, math.nan, math.nan, 0, diverged)
+    infinite = any(map(math.isinf, values))
+    mean = (sum if infinite else math.fsum)(values) / n  # fsum refuses inf - inf, which is NaN
+    if n > 1 and len(set(values)) == 1:  # infinities, too
+        return Summary(values[0], values[0], values[0], n, diverged)
+    if n == 1 or (infinite and not any(map(math.isnan, values))):
+        return Summary(mean, -math.inf, math.inf, n, diverged)
+    from scipy.special import stdtrit  # the quantile of Student's t
+
+    s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
+    return Summary(mean, mean - half, mean + half, n, diverged)
+
+
+def summarise(results: Sequence[Result], figure: str, *, control: bool = False) -> Summary | list[Summary]:
+    """A figure (or control) over seeds: one Summary, or one per layer where the figure is a list.
+
+    Only finished runs enter the mean; the diverged ones are counted beside it, and so is a run in which some model
+    diverged and the figure, which may need that model, is missing. Results of several scales or configurations are
+    refused: their mean would mean nothing.
+    """
+    if not results:
+        raise ValueError("results is empty; record the experiment first")
+    if len({(r.experiment, r.scale, json.dumps(_encode(r.configuration), sort_keys=True)) for r in results}) > 1:
+        raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
+    model = figure.split("/")[0]
+    finished = [r for r in results if r.status == "finished" and model not in r.diverged]
+    finished = [r for r in finished if not r.diverged or figure in (r.controls if control else r.figures)]
+    diverged = len(results) - len(finished)
+    tables = [r.controls if control else r.figures for r in finished]
+    missing = [r.seed for r, table in zip(finished, tables, strict=True) if figure not in table]
+    if missing:
+        known = sorted(set().union(*tables))
+        raise ValueError(f"figure {figure!r} is missing for seeds {missing}; recorded are {', '.join(known) or 'none'}")
+    values = [table[figure] for table in tables]
+    shapes: dict[str, list[int]] = {}
+    for r, value in zip(finished, values, strict=True):
+        shapes.setdefault(f"a list of {len(value)}" if isinstance(value, list) else "a number", []).append(r.seed)
+    if len(shapes) > 1:
+        found = ", ".join(f"{shape} for seeds {seeds}" for shape, seeds in shapes.items())
+        raise ValueError(f"figure {figure!r} has no common shape: {found}")
+    if values and isinstance(values[0], list):
+        return [interval(column, diverged) for column in zip(*values, strict=True)]
+    return interval(values, diverged)
+
+
+def mean_and_half(results: Sequence[Result], figure: str, *, control: bool = False) -> np.ndarray:
+    """(mean, half the 95 % interval), one column a layer: what a picture with error bars needs.
+
+    The half is NaN where there is none, as of one seed alone.
+    """
+    found = summarise(results, figure, control=control)
+    found = found if isinstance(found, list) else [found]
+    halves = np.array([(s.high - s.low) / 2 for s in found])
+    return np.stack([[s.mean for s in found], np.where(np.isfinite(halves), halves, np.nan)])

@@ -1,0 +1,350 @@
+"""The rules of the ledger: each turns the recorded evidence on a claim into a verdict. None is typed.
+
+A rule is a function (claim, results) -> Ruling with one line of documentation, which the ledger prints. It is asked
+only where evidence was recorded, so `results` is never empty.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdebook.ledger.claims import Claim
+from pdebook.ledger.record import Key, Result, Summary, interval, summarise
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    CONDITIONS = "holds with conditions"
+    TRIVIAL = "trivial"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    UNTESTABLE = "not testable as stated"
+    UNMEASURED = "not yet measured"
+
+
+MEANINGS = {
+    Verdict.HOLDS: "as printed, by the rule of its entry, in everything we tried",
+    Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
+    Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well",
+    Verdict.FAILS: "a counterexample or a measurement contradicts it",
+    Verdict.UNDECIDED: "measured, and the evidence allows both answers",
+    Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
+    Verdict.UNMEASURED: "no evidence is recorded yet, or not of enough seeds",
+}
+
+FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
+MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One printed figure with ours and its controls': a Summary for each printed value."""
+
+    figure: str
+    printed: tuple[float, ...]
+    ours: tuple[Summary, ...]
+    controls: dict[str, tuple[Summary, ...]]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule makes of the evidence; `repaired`: our corrected statement was tested too and stood.
+
+    `ours` and `control` are the two parts of the evidence in words, for the table; `because` is both.
+    """
+
+    verdict: Verdict
+    because: str
+    repaired: bool = False
+    ours: str = ""
+    control: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+
+
+def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Named tests decide: each finds that the printed form holds or fails, or the same of our repair."""
+    found = {name: sum(int(r.figures[name]) for r in results) for name in (*FINDINGS, "broken")}
+    words = "tests: " + _listed(
+        (found["printed_holds"], "for the printed form"),
+        (found["printed_fails"], "against it"),
+        (found["repair_holds"], "for the repair"),
+        (found["repair_fails"], "against the repair"),
+        (found["undecided"], "undecided"),
+        (found["broken"], "did not run"),
+    )
+    repaired = found["repair_holds"] > 0 and found["repair_fails"] == 0
+    if found["broken"]:
+        return Ruling(Verdict.UNMEASURED, words, ours=words)
+    if found["printed_fails"]:
+        verdict = _fallen(claim, repaired)
+    elif found["undecided"]:
+        verdict = Verdict.UNDECIDED
+    else:
+        verdict = Verdict.HOLDS if found["printed_holds"] else Verdict.UNMEASURED
+    return Ruling(verdict, words, repaired, ours=words)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What all seeds found of one statement; `standing` names the false neighbours that some seed did not break."""
+
+    role: str
+    name: str
+    attempts: int
+    violations: int
+    worst: float
+    neighbours: tuple[str, ...]
+    standing: tuple[str, ...]
+
+    @property
+    def counts(self) -> bool:
+        """A search that broke no false neighbour of this very statement has proved nothing about it."""
+        return bool(self.neighbours) and not self.standing
+
+
+def attacks(results: Sequence[Result]) -> list[Attacked]:
+    """Every statement that was attacked, printed or corrected, with its own false neighbours."""
+    found = []
+    for role, name, what in (Key(*key.split("/")).parts for key in results[0].figures if key.endswith("/attempts")):
+        numbers = {what: [r.figures[Key(role, name, what)] for r in results] for what in ("violations", "worst")}
+        beside = Key(role, name, "broken", "")
+        broken = [{k.removeprefix(beside): n for k, n in r.controls.items() if k.startswith(beside)} for r in results]
+        neighbours = tuple(dict.fromkeys(neighbour for one in broken for neighbour in one))
+        found.append(
+            Attacked(
+                role,
+                name,
+                attempts=sum(int(r.figures[Key(role, name, "attempts")]) for r in results),
+                violations=int(sum(numbers["violations"])),
+                worst=max(numbers["worst"]),
+                neighbours=neighbours,
+                standing=tuple(n for n in neighbours if not all(one.get(n, 0) > 0 for one in broken)),
+            )
+        )
+    return found
+
+
+def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """An adversary searched for violations, printed and corrected; a statement counts if its own false neighbours fell.
+
+    Every false neighbour of a statement must be broken in every seed: a wrong law in its place, or its bound with one
+    constant a tenth smaller.
+    """
+    found = attacks(results)
+    printed, corrected = ([one for one in found if one.role == role] for role in ("printed", "corrected"))
+    neighbours = sum(len(one.neighbours) for one in found)
+    standing = [f"{name} of {one.name}" for one in found for name in one.standing]
+    standing += [f"one for {one.name}, which has none" for one in found if not one.neighbours and not one.violations]
+
+    parts = [
+        f"{sum(one.violations for one in some)} in {sum(one.attempts for one in some)} attempts on "
+        f"{len(some)} {role} statement{'s' if len(some) > 1 else ''}"
+        for role, some in (("printed", printed), ("corrected", corrected))
+        if some
+    ]
+    ours = "violations: " + "; ".join(parts)
+    control = f"{neighbours - sum(len(one.standing) for one in found)} of {neighbours} false neighbours broken"
+    if standing:
+        control += f", but not {', '.join(standing)}: so the search proves nothing of these"
+    words = {"because": f"{ours}; {control}", "ours": ours, "control": control}
+
+    repaired = bool(corrected) and all(one.counts and not one.violations for one in corrected)
+    if any(one.violations for one in printed):
+        return Ruling(_fallen(claim, repaired), repaired=repaired, **words)
+    held = bool(printed) and all(one.counts for one in printed)
+    return Ruling(Verdict.HOLDS if held else Verdict.UNMEASURED, repaired=repaired, **words)
+
+
+def _fallen(claim: Claim, repaired: bool) -> Verdict:
+    """The printed statement fell: it holds with conditions if our repair only adds hypotheses, and stood."""
+    return Verdict.CONDITIONS if repaired and claim.repair == "condition" else Verdict.FAILS
+
+
+# (interval, printed figure, tolerance) -> yes, no, or None where the interval allows both
+Passes = Callable[[Summary, float, float], bool | None]
+
+
+def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling:
+    """Every comparison of the claim, and what they come to.
+
+    The claim fails if one comparison fails, and is undecided if one is; else it is trivial if all are, and holds if one
+    is not. While fewer than MIN_SEEDS are recorded it is not yet measured; runs most of which diverged decide nothing.
+    """
+    if len(results) < MIN_SEEDS:
+        some = "1 seed is" if len(results) == 1 else f"{len(results)} seeds are"
+        return Ruling(Verdict.UNMEASURED, f"{some} recorded; a verdict needs at least {MIN_SEEDS}")
+    finished = [r for r in results if r.status == "finished"]
+    diverged = len(results) - len(finished)
+    if len(finished) < MIN_SEEDS or diverged >= len(finished):
+        count = f"{len(finished)} finished seeds, {diverged} not"
+        return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
+    asked = [(one["figure"], False) for one in claim.comparisons]
+    asked += [(name, True) for one in claim.comparisons for name in _controls(one)]
+    if lost := [name for name, control in asked if not _layers(summarise(results, name, control=control))[0].seeds]:
+        return Ruling(Verdict.UNDECIDED, f"diverged with every seed: {', '.join(lost)}")
+    found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
+    verdicts = [one.verdict for one in found]
+    first = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.HOLDS, Verdict.TRIVIAL)
+    verdict = next(v for v in first if v in verdicts)
+    several = len(found) > 1
+    because = "; ".join(
+        (f"{_words(one.figure)} {one.verdict}: " if several else "")
+        + f"ours {_means(one.ours)}; "
+        + "; ".join(f"{_words(name)} {_means(summaries)}" for name, summaries in one.controls.items())
+        for one in found
+    )
+    ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
+    if cut := finished[0].configuration.get("cut"):
+        because, ours = (f"{words}; cut to {cut}" for words in (because, ours))
+    control = "; ".join(
+        (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
+        for one in found
+        for name, summaries in one.controls.items()
+    )
+    return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
+
+
+def _controls(one: dict) -> list[str]:
+    return one["control"] if isinstance(one["control"], list) else [one["control"]]
+
+
+def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Passes) -> Comparison:
+    """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both."""
+    ours = _layers(summarise(results, one["figure"]))
+    controls = {name: _layers(summarise(results, name, control=True)) for name in _controls(one)}
+    printed = claim.printed[one["printed"]] if claim.rule != "greater" else 0.0
+    targets = tuple(printed) if isinstance(printed, list) else (printed,) * len(ours)
+    _check_lengths(claim, one, ours, controls, targets)
+    slack = one.get("tolerance", 0.0)
+
+    def all_pass(summaries: tuple[Summary, ...], targets: tuple[float, ...]) -> bool | None:
+        pairs = zip(summaries, targets, strict=True)
+        return _all([passes(s, target, slack) if s.seeds >= MIN_SEEDS else None for s, target in pairs])
+
+    mine = all_pass(ours, targets)
+    if claim.rule == "greater":
+        theirs = [_as_large(control, _differences(results, one["figure"], name)) for name, control in controls.items()]
+    else:
+        theirs = [all_pass(control, targets) for control in controls.values()]
+
+    if mine is False:
+        verdict = Verdict.FAILS
+    elif mine is None:
+        verdict = Verdict.UNDECIDED
+    elif True in theirs:
+        verdict = Verdict.TRIVIAL
+    else:
+        verdict = Verdict.UNDECIDED if None in theirs else Verdict.HOLDS
+    return Comparison(one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict)
+
+
+def _check_lengths(claim: Claim, one: dict, ours: tuple, controls: dict[str, tuple], targets: tuple) -> None:
+    """As many values of ours as of each control, printed figures and named rows, and none that is NaN."""
+    for control in controls.values():
+        if not len(ours) == len(control) == len(targets):
+            raise ValueError(
+                f"claim {claim.id}: {len(ours)} values are ours, {len(control)} control, {len(targets)} printed"
+            )
+    rows = claim.evidence.get("rows", [])
+    if rows and len(rows) != len(ours):
+        raise ValueError(f"claim {claim.id}: rows has {len(rows)} names, and {one['figure']} has {len(ours)} values")
+    if any(math.isnan(s.mean) for values in (ours, *controls.values()) for s in values):
+        raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
+
+
+def _differences(results: Sequence[Result], figure: str, control: str) -> tuple[Summary, ...]:
+    """Ours minus the control's, seed by seed: the interval of the paired difference, one per value."""
+    pairs = [(r.figures[figure], r.controls[control]) for r in results if figure in r.figures and control in r.controls]
+    rows = [[a - b for a, b in zip(_listed_values(x), _listed_values(y), strict=True)] for x, y in pairs]
+    return tuple(interval(column) for column in zip(*rows, strict=True))
+
+
+def _as_large(control: tuple[Summary, ...], differences: tuple[Summary, ...]) -> bool | None:
+    """Does the control show as much as ours?  No if ours is larger with the whole interval of the paired difference.
+
+    Yes if the difference is nowhere above zero, or if the control is above zero and the difference does not tell them
+    apart.
+    """
+
+    def one(theirs: Summary, difference: Summary) -> bool | None:
+        if difference.seeds < MIN_SEEDS:
+            return None
+        if difference.low > 0:
+            return False
+        return True if difference.high <= 0 or theirs.low > 0 else None
+
+    return _all([one(theirs, difference) for theirs, difference in zip(control, differences, strict=True)])
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    """No if one is no, else None if one is open, else yes."""
+    return False if False in answers else None if None in answers else True
+
+
+def reproduced(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our interval lies within `tolerance` of the printed figure, and the control's does not."""
+
+    def passes(s: Summary, target: float, tolerance: float) -> bool | None:
+        if target - tolerance <= s.low and s.high <= target + tolerance:
+            return True
+        return False if s.high < target - tolerance or s.low > target + tolerance else None
+
+    return _compared(claim, results, passes)
+
+
+def at_least(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval reaches the printed threshold, less `tolerance` for rounding, and the control's does not."""
+    return _compared(claim, results, lambda s, p, slack: s.low >= p - slack or (False if s.high < p - slack else None))
+
+
+def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Our whole interval keeps to the printed threshold, plus `tolerance` for rounding, and the control's does not."""
+    return _compared(claim, results, lambda s, p, slack: s.high <= p + slack or (False if s.low > p + slack else None))
+
+
+def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """The stated difference is above zero with its whole interval, and so is its excess over the control, seed by seed.
+
+    Direction only: how large the difference is, is not tested.
+    """
+    return _compared(claim, results, lambda s, _bar, _slack: s.low > 0 or (False if s.high <= 0 else None))
+
+
+def untestable(claim: Claim, results: Sequence[Result]) -> Ruling:
+    """Nothing printed can be tested; the entry gives the reason."""
+    return Ruling(Verdict.UNTESTABLE, claim.reason)
+
+
+RULES: dict[str, Callable[[Claim, Sequence[Result]], Ruling]] = {
+    rule.__name__: rule for rule in (checked, attacked, reproduced, at_least, at_most, greater, untestable)
+}
+
+
+def _layers(summary: Summary | list[Summary]) -> tuple[Summary, ...]:
+    return tuple(summary) if isinstance(summary, list) else (summary,)
+
+
+def _listed_values(value: float | list[float]) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _listed(*counted: tuple[int, str]) -> str:
+    return ", ".join(f"{n} {words}" for n, words in counted if n) or "none"
+
+
+def _means(summaries: tuple[Summary, ...]) -> str:
+    """In brief: of a list the means alone."""
+    if len(summaries) == 1:
+        return str(summaries[0])
+    return "[" + ", ".join(f"{s.mean:.3g}" for s in summaries) + f"] ({summaries[0].seeds} seeds)"
+
+
+def _intervals(summaries: tuple[Summary, ...]) -> str:
+    """In full: each value with its interval, the seeds once."""
+    return ", ".join(s.value for s in summaries) + f" ({summaries[-1].runs})"

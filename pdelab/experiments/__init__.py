@@ -1,1 +1,0 @@
-"""One file per result of the papers; each has run(seed) -> Result."""

@@ -1,0 +1,417 @@
+"""The command line: what it prints, what it exits with, and that stopping it loses nothing."""
+
+import csv
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import children
+import pytest
+from click.testing import CliRunner
+
+from pdebook import cli
+from pdebook.evidence import run as runner
+from pdebook.evidence.experiment import Scale
+from pdebook.ledger.record import Result, Store
+from pdebook.ledger.sources import experiments
+from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
+from pdelab.datasets import cache
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDELAB_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("PDELAB_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PDELAB_SCALE", raising=False)
+    return tmp_path
+
+
+def pdelab(*words, code=0):
+    found = CliRunner().invoke(cli.main, [*words])
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def test_without_a_name_run_lists_every_experiment_with_its_scales():
+    lines = pdelab("run").splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == list(experiments())
+    assert "smoke/book/paper" in next(line for line in lines if line.startswith("corners-images"))
+
+
+def test_what_is_recorded_is_skipped_unless_again(places):
+    own = ["--store", str(places / "results"), "--quiet"]
+    first = pdelab("run", "heat_ends", "--seeds", "2", "--jobs", "1", *own)
+    assert first.count("finished") == 2
+    path = places / "results" / "heat_ends" / "book-seed1.json"
+    before = path.read_bytes()
+    assert f"2 to run on cpu, 1 at a time; results go to {places / 'results'}" in first
+    second = pdelab("run", "heat_ends", "--seeds", "0,1,2", "--jobs", "4", *own)
+    assert "2 recorded already" in second
+    assert f"1 to run on cpu; results go to {places / 'results'}" in second
+    assert second.count("finished") == 1
+    assert path.read_bytes() == before
+    assert "to run" not in pdelab("run", "heat_ends", "--seeds", "0,1,2", *own)
+    third = pdelab("run", "heat_ends", "--seeds", "1,", "--again", *own)
+    assert "heat_ends, book, seed 1: finished" in third
+    assert "recorded already" not in third
+    assert third.count("finished") == 1
+    assert not (places / "data" / "runs" / "heat_ends" / "book-seed1").exists()
+
+
+def length(places):
+    (found,) = Store(places / "own").load("tables")
+    return found.configuration["settings"]["steps"]
+
+
+def test_a_cut_training_and_a_whole_one_are_two_things(places, monkeypatch):
+    def trained(scale, seed, work):
+        cut = {} if work.steps is None or work.steps >= 5000 else {"cut": f"{work.steps} of 5000 training steps"}
+        settings = {"settings": {"steps": min(work.steps or 5000, 5000)}}
+        return Result("tables", cut | settings, scale, seed, "finished", {})
+
+    trained.scales, trained.cuts = tuple(Scale), True
+    monkeypatch.setattr(runner, "find", lambda name: trained)
+    words = ["run", "tables", "--seeds", "1", "--quiet", "--jobs", "1", "--store", str(places / "own")]
+    for steps in (300, 400):  # a longer one replaces a shorter one
+        assert "recorded already" not in pdelab(*words, "--steps", str(steps))
+        assert "1 recorded already" in pdelab(*words, "--steps", str(steps))
+        assert length(places) == steps
+    for again in ([], ["--again"]):
+        refused = pdelab(*words, "--steps", "300", *again, code=2)
+        assert "book-seed0.json holds a training of more than 300 steps" in refused
+        assert "--store" in refused
+    assert length(places) == 400
+    assert "recorded already" not in pdelab(*words)
+    assert length(places) == 5000
+    for whole in ([], ["--steps", "5000"], ["--steps", "9000"]):
+        assert "1 recorded already" in pdelab(*words, *whole)
+    assert "must not replace" in pdelab(*words, "--steps", "300", "--again", code=2)
+    assert length(places) == 5000
+
+
+def test_a_pattern_names_several_and_each_once():
+    assert cli.matching(["corners-*", "corners-images", "heat_ends"]) == [
+        "corners-images",
+        "corners-listops",
+        "heat_ends",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "heat_end"], "no experiment is called 'heat_end'; did you mean heat_ends? pdelab run lists them all"),
+        (["run", "xyz"], "no experiment is called 'xyz'; there are heat_ends"),
+        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for reference"),
+        (["run", "heat_ends", "--store", __file__], "is a file"),
+        (
+            ["results", "heat_ends", "--scale", "paper"],
+            "of 'heat_ends' at scale paper, only at book",
+        ),
+        (["claims", "P1-eq6/8"], "did you mean P1-eq6/7"),
+        (["run", "heat_ends", "--scale", "paper"], "heat_ends has no scale paper, only book"),
+        (["run", "heat_ends", "--scale", "huge"], "'huge' is not one of"),
+        (["run", "heat_ends", "--seeds", "five"], "neither a number of seeds"),
+        (["run", "heat_ends", "--seeds", "0"], "names no seed"),
+        (["run", "heat_ends", "--seeds", ",1"], "neither a number of seeds"),
+        (["run", "heat_ends", "--seeds", "-1"], "names no seed"),
+        (["run", "heat_ends", "--device", "abacus"], "abacus"),
+        (["run", "heat_ends", "--jobs", "0"], "jobs"),
+        (["results", "heat"], "nothing is recorded of 'heat'"),
+        (["results", "--store", "no/such"], "'no/such' does not exist"),
+        (["claims", "--store", "no/such"], "'no/such' does not exist"),
+        (["claims", "P9-eq1"], "no claim is called 'P9-eq1'"),
+        (["data", "get", "imagenet"], "imagenet"),
+        (["data", "get"], "Missing argument"),
+        (["walk"], "No such command 'walk'"),
+    ],
+)
+def test_what_is_not_understood_gives_a_sentence_and_exit_code_2(words, says):
+    output = pdelab(*words, code=2)
+    assert says in output
+    assert "Traceback" not in output
+
+
+def test_the_scale_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PDELAB_SCALE", "paper")
+    assert "heat_ends has no scale paper, only book" in pdelab("run", "heat_ends", code=2)
+    monkeypatch.setenv("PDELAB_SCALE", "huge")
+    assert "PDELAB_SCALE) must be one of smoke, book, paper; not 'huge'" in pdelab("run", "heat_ends", code=2)
+    assert "PDELAB_SCALE) must be one of smoke, book, paper; not 'huge'" in pdelab("doctor")
+
+
+def test_results_show_figures_with_controls_and_intervals(places):
+    assert "yours" not in pdelab("results")
+    assert "heat_ends" in pdelab("results")  # the book's
+    store = Store(places / "results")
+    for seed, value in enumerate((1.0, 2.0, 3.0)):
+        store.save(Result("x", {}, "book", seed, "finished", {"a": value, "m/b": [value, 0.0]}, {"c": 0.5}))
+    store.save(Result("x", {}, "book", 3, "finished", {"a": 2.0}, {"c": 0.5}, {"m": 7}))
+    assert ["x", "book", "0,1,2,3", "1"] in [line.split()[:4] for line in pdelab("results").splitlines()]
+    table = pdelab("results", "x")
+    assert "m/b" in table
+    assert "2 [-0.484, 4.48]; 0 [0, 0] (3 seeds, 1 diverged)" in table
+    assert "0.5 [0.5, 0.5] (4 seeds)" in table
+    rows = list(csv.reader(io.StringIO(pdelab("results", "x", "--csv"))))
+    assert rows[0][:3] == ["scale", "kind", "name"]
+    assert ["book", "control", "c"] in [row[:3] for row in rows]
+
+
+def test_a_damaged_result_is_named_with_exit_code_1(places):
+    store = Store(places / "results")
+    path = store.save(Result("x", {}, "book", 0, "finished", {"a": 1.0}))
+    path.write_text(path.read_text().replace("1.0", "2.0"))
+    assert "book-seed0.json was changed after it was written" in pdelab("results", code=1)
+    assert "book-seed0.json was changed after it was written" in pdelab("doctor", code=1)
+
+
+def test_seeds_that_were_recorded_differently_have_no_common_mean_and_that_is_said(places):
+    store = Store(places / "results")
+    store.save(Result("x", {"steps": 1}, "book", 0, "finished", {"a": 1.0}))
+    store.save(Result("x", {"steps": 2}, "book", 1, "finished", {"a": 1.0}))
+    words = pdelab("results", "x", code=1)
+    assert "must share one experiment, scale and configuration" in words
+    assert "pdelab run x --again" in words
+
+
+def test_a_damaged_result_is_made_again(places):
+    own = ["--store", str(places / "results"), "--quiet"]
+    pdelab("run", "heat_ends", "--seeds", "1", *own)
+    path = places / "results" / "heat_ends" / "book-seed0.json"
+    whole = Store(places / "results").read(path).figures
+    path.write_text(path.read_text()[:100])
+    assert "seed 0: finished" in pdelab("run", "heat_ends", "--seeds", "1", *own)
+    assert Store(places / "results").read(path).figures == whole
+
+
+def test_a_model_that_diverged_is_named_where_a_run_is_reported(places, monkeypatch):
+    def lost(scale, seed, work):
+        return Result("heat_ends", {}, scale, seed, "finished", {"a/f": 1.0}, diverged={"b": 3})
+
+    lost.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: lost)
+    assert "finished, diverged: b" in pdelab(
+        "run", "heat_ends", "--seeds", "1", "--quiet", "--store", str(places / "own")
+    )
+    assert (places / "own" / "heat_ends" / "book-seed0.json").exists()
+    assert pdelab("results", "--store", str(places / "own")).splitlines()[1].split()[3] == "1"
+
+
+def test_results_go_where_git_does_not_look_or_for_an_installed_package_to_the_user_s_data(places, monkeypatch):
+    monkeypatch.delenv("PDELAB_RESULTS")
+    assert cli.own_folder().parts[-2:] == ("work", "results")
+    monkeypatch.setattr(cli, "data_folder", lambda: places / "site-packages" / "pdelab" / "data")
+    assert "site-packages" not in str(cli.own_folder())
+    assert cli.own_folder().parts[-2:] == ("pdelab", "results")
+
+
+def test_what_the_book_recorded_is_skipped_and_shown_until_there_are_results_of_your_own(places):
+    assert "5 recorded already" in pdelab("run", "heat_ends", "--seeds", "5", "--quiet")
+    assert not (places / "results").exists()
+    assert "(5 seeds)" in pdelab("results", "heat_ends")
+    pdelab("run", "heat_ends", "--seeds", "2", "--again", "--quiet")
+    shown = pdelab("results", "heat_ends")
+    assert "(2 seeds)" in shown
+    assert f"5 results not shown are the book's: --store {Store().folder}" in shown
+    assert {line.split()[-1] for line in pdelab("results").splitlines() if "heat_ends" in line} == {"yours", "book's"}
+
+
+def test_results_say_what_was_cut_and_name_every_commit_once(places):
+    store = Store(places / "results")
+    for seed, commit in enumerate(("a, b", "b")):
+        given = {"cut": "3 of 9 training steps", "settings": {"steps": 3}}
+        store.save(Result("x", given, "paper", seed, "finished", {"a": 1.0}, environment={"commit": commit}))
+    (line,) = [line for line in pdelab("results").splitlines() if line.startswith("x ")]
+    assert re.split(r"  +", line) == ["x", "paper", "0,1", "0", "3 of 9", "0.0", "a, b", "yours"]
+    assert "paper: the training was cut to 3 of 9 training steps" in pdelab("results", "x")
+    assert "cut" not in pdelab("results", "x", "--csv")
+
+
+def test_lines_end_where_a_terminal_does_and_are_whole_in_a_pipe(monkeypatch, capsys):
+    rows = [("a", "b" * 200)]
+    cli.table(rows, ("x", "y"), cut=True)
+    assert "b" * 200 in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    cli.table(rows, ("x", "y"), cut=True)
+    assert capsys.readouterr().out.splitlines()[1] == "a  " + "b" * 36 + "…"
+    cli.table(rows, ("x", "y"))
+    assert "b" * 200 in capsys.readouterr().out
+
+
+def test_a_run_has_one_thread_unless_told(places, monkeypatch):
+    for threads in ("1", "2"):
+        pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", "--threads", threads)
+        (result,) = Store(places / "results").load("heat_ends")
+        assert (result.environment["device"], result.environment["threads"]) == ("cpu", threads)
+
+
+def table_of(*words):
+    return list(csv.DictReader(io.StringIO(pdelab("claims", "--csv", *words))))
+
+
+def test_every_claim_is_listed_with_its_verdict():
+    rows = table_of()
+    assert len(rows) == 63
+    assert {"claim", "printed", "ours", "control", "verdict", "rule", "chapter", "box", "from"} <= set(rows[0])
+    total = pdelab("claims").splitlines()[-1]
+    assert sum(int(n) for n in re.findall(r"(?:^|; )(\d+) ", total)) == 63
+    one = pdelab("claims", "P1-eq6/7")
+    assert "verdict" in one
+    assert "because" in one
+    assert "book/first_look.html#box-p1-eq6-7" in one
+    assert pdelab("claims", "p1-EQ6-7") == one
+
+
+def test_claims_are_chosen_by_verdict_and_chapter():
+    rows = table_of()
+    chosen = table_of("--chapter", "diffusion", "--verdict", "fails")
+    assert chosen == [row for row in rows if (row["chapter"], row["verdict"]) == ("diffusion", "fails")]
+    assert len(table_of("--chapter", "diffusion")) == sum(row["chapter"] == "diffusion" for row in rows)
+    listed = pdelab("claims", "--chapter", "diffusion").splitlines()
+    assert len(listed) == 2 + sum(row["chapter"] == "diffusion" for row in rows)
+    assert "no claim" in pdelab("claims", "--chapter", "diffusion", "--verdict", "not testable as stated")
+    assert "'nowhere'; there are" in pdelab("claims", "--chapter", "nowhere", code=2)
+    assert "'maybe' is not one of" in pdelab("claims", "--verdict", "maybe", code=2)
+
+
+def test_a_claim_shows_ours_and_the_control_with_intervals(places):
+    store = Store(places / "results")
+    found = {"printed_violations": 3, "corrected_violations": 0, "control_violations": 5}
+    attempts = dict.fromkeys(("printed_attempts", "corrected_attempts", "control_attempts"), 9)
+    store.save(Result("attack_scheme", {}, "book", 0, "finished", found | attempts))
+    (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm2"]
+    assert row["ours"] == "violations: 3 in 9 attempts on the printed; 0 in 9 attempts on the corrected"
+    assert row["control"] == "violations: 5 in 9 attempts on the false control"
+    assert row["from"] == "book/pdebook/chapters/scheme/attack.py::run"
+
+
+def test_data_are_listed_and_what_is_missing_has_its_own_exit_code(monkeypatch):
+    listed = pdelab("data", "list")
+    assert listed.count("missing") == len(cache.SOURCES)
+    assert "Nothing is here yet" in pdelab("data", "verify")
+    words = pdelab("data", "verify", "tinyshakespeare", code=3)
+    assert "input.txt" in words
+    assert "PDELAB_DATA" in words
+
+
+def test_damaged_data_are_named_with_exit_code_1(places):
+    path = places / "data" / "tinyshakespeare" / "input.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("To be, or not")
+    assert "input.txt" in pdelab("data", "verify", code=1)
+    assert "damaged" in pdelab("data", "list")
+    assert "damaged" in pdelab("doctor", code=1)
+
+
+def test_the_doctor_says_what_is_here_and_what_is_missing():
+    words = pdelab("doctor")
+    for expected in ("torch", "scikit-learn", "device", "cores", "data folder", "pdelab data get mnist", "0 damaged"):
+        assert expected in words
+
+
+def command(*words, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pdebook.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("jobs", "seeds"), [(1, 1), (2, 5)])
+def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
+    """Ctrl-C to the command alone, as kill gives it: exit code 130, checkpoints kept, and the next call ends it."""
+    words = ["run", "corners-images", "--scale", "smoke", "--seeds", str(seeds), "--jobs", str(jobs), "--quiet"]
+    runs = places / "data" / "runs" / "corners-images"
+    process = command(*words)
+    deadline = time.monotonic() + 120
+    while len(list(runs.glob("smoke-seed*/*/checkpoint.pt"))) < jobs:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == cli.STOPPED, (out, err)
+    assert ": stopped" in err
+    for seed in range(jobs):  # the first may have ended by then; none is lost without a word
+        assert f"seed {seed}: finished" in out or f"seed {seed}: stopped" in err
+    assert "The same command goes on with what is left." in err
+    assert "Traceback" not in err
+    assert list(runs.glob("smoke-seed*/*/checkpoint.pt"))
+    assert len(list(runs.glob("smoke-seed*"))) <= jobs  # a job that a worker had fetched already was not begun
+
+    process = command(*words)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert not list(runs.glob("smoke-seed*"))
+    fresh = runner.do(runner.Job("corners-images", Scale.SMOKE, 0))
+    assert Store(places / "results").load("corners-images")[0].figures == fresh.figures
+
+
+def test_runs_side_by_side_give_what_one_alone_gives(places):
+    pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "2", "--quiet", "--again")
+    side_by_side = Store(places / "results").load("heat_ends")
+    assert [r.seed for r in side_by_side] == [0, 1, 2]
+    assert side_by_side[2].figures == runner.find("heat_ends")("book", 2).figures
+
+
+def test_a_fault_in_a_run_is_shown_and_does_not_stop_the_others(places, monkeypatch):
+    def broken(scale, seed, work):
+        if seed == 1:
+            raise ZeroDivisionError("a fault of the experiment")
+        return Result("heat_ends", {}, scale, seed, "finished", {})
+
+    broken.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: broken)
+    words = pdelab("run", "heat_ends", "--seeds", "3", "--jobs", "1", "--quiet", "--again", code=1)
+    assert "Traceback" in words
+    assert "heat_ends, book, seed 1: failed, ZeroDivisionError: a fault of the experiment" in words
+    assert [r.seed for r in Store(places / "results").load("heat_ends")] == [0, 2]
+
+
+@pytest.mark.parametrize("kind", [RefusedCheckpoint, UnusableFolder, cache.DataDamaged, OSError])
+def test_an_expected_trouble_is_told_in_a_sentence(places, monkeypatch, kind):
+    def refused(scale, seed, work):
+        raise kind("this is why; do that")
+
+    refused.scales = tuple(Scale)
+    monkeypatch.setattr(runner, "find", lambda name: refused)
+    words = pdelab("run", "heat_ends", "--seeds", "1", "--quiet", "--again", code=1)
+    beforehand = f"1 to run on cpu; results go to {places / 'results'}"
+    assert words.splitlines() == [beforehand, "pdelab: heat_ends, book, seed 0: failed, this is why; do that"]
+
+
+def test_a_killed_process_is_named_and_the_other_runs_go_on(places, monkeypatch):
+    monkeypatch.setattr(runner, "_work", children.killed_at_seed_0)
+    words = pdelab("run", "heat_ends", "--seeds", "4", "--jobs", "2", "--quiet", "--again", code=1)
+    assert "heat_ends, book, seed 0: failed, its process was killed, perhaps for lack of memory" in words
+    assert words.count("failed") == 1
+    assert "Traceback" not in words
+    assert [r.seed for r in Store(places / "results").load("heat_ends")] == [1, 2, 3]
+
+
+def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):
+    def offline(self):
+        raise cache.DataMissing("mnist is not here; put it there")
+
+    monkeypatch.setattr(cache.File, "download", offline)
+    words = pdelab("run", "corners-images", "--scale", "paper", "--seeds", "1", "--quiet", code=3)
+    assert "put it there" in words
+    assert "Traceback" not in words
+
+
+def test_a_reader_who_has_seen_enough_hears_of_no_error():
+    read, write = os.pipe()
+    os.close(read)  # as `head` does when it ends
+    words = [sys.executable, "-m", "pdebook.cli", "claims"]
+    child = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert child.stderr == ""

@@ -1,0 +1,374 @@
+"""The stability theorem and P1's scheme against exact solutions, second methods, and the adversary."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pdebook.chapters.continuum_limit.continuum import slope
+from pdebook.chapters.scheme import attack as attack_scheme
+from pdebook.chapters.scheme import laws as scheme
+from pdebook.chapters.stability import attack as attack_stability
+from pdebook.chapters.stability import laws as maps
+from pdebook.evidence import adversary
+from pdelab import RK4, Diffusion, Diverged, Euler, solve
+from pdelab.field import token_mean
+from pdelab.metrics.jacobian import lipschitz
+from pdelab.metrics.stability import growth_towards_mean, spread
+from pdelab.seeds import normal
+
+# Exact laws
+
+
+@pytest.mark.parametrize("growth", [-1.0, 0.0, 1.0])
+def test_the_spread_dies_at_the_predicted_time(growth):
+    """RK4 on the field, ε = 0, against σ' = λσ − γ, up to 0.99 of the time at which σ is 0."""
+    end = maps.extinction_time(1.5, 2.0, growth)
+    u0 = maps.fields(torch.tensor([1.5], dtype=torch.float64), 1.0, 5, 3, 0)
+    course = maps.follow(maps.stabilised(lambda u: growth * u, 2.0, 0.0), u0, T=0.99 * end, steps=200)
+    law = maps.spread_without_eps(course.t, 1.5, 2.0, growth)
+    np.testing.assert_allclose(course.spread[:, 0], law, rtol=1e-6)
+    np.testing.assert_allclose(course.mean[:, 0], np.exp(growth * course.t), rtol=1e-6)
+    np.testing.assert_allclose(course.energy, (course.mean**2 + course.spread**2) / 2)
+    assert maps.spread_without_eps(np.array([end]), 1.5, 2.0, growth)[0] == 0
+
+
+def test_outside_the_basin_the_spread_follows_the_growing_solution():
+    u0 = maps.fields(torch.tensor([2.1], dtype=torch.float64), 0.0, 4, 2, 0)
+    course = maps.follow(maps.stabilised(lambda u: u, 2.0, 0.0), u0, T=3.0, steps=300)
+    assert course.spread[-1, 0] == pytest.approx(2 + 0.1 * math.exp(3), rel=1e-6)
+    assert maps.extinction_time(2.1, 2.0, 1.0) == math.inf
+
+
+def test_fields_have_the_spread_and_the_mean_asked_for():
+    u = maps.fields(
+        torch.tensor([0.5, 2.0], dtype=torch.float64), torch.tensor([3.0, 0.1], dtype=torch.float64), 7, 3, 1
+    )
+    np.testing.assert_allclose(spread(u), [0.5, 2.0], rtol=1e-12)
+    np.testing.assert_allclose(token_mean(u).flatten(1).norm(dim=1), [3.0, 0.1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("growth", [-0.5, 0.0, 0.5])
+def test_the_floor_is_where_a_pushed_field_comes_to_rest(growth):
+    """F = λu + g(x), g of size φ: a long run from zero spread ends at the root."""
+    g = maps.fields(torch.tensor([0.3], dtype=torch.float64), 0.0, 4, 1, 0)
+    course = maps.follow(maps.stabilised(lambda u: growth * u + g, 1.0, 0.04), 1e-6 * g, T=20.0, steps=800)
+    assert course.spread[-1, 0] == pytest.approx(maps.floor(0.3, 1.0, growth, 0.04), rel=1e-6)
+
+
+def test_there_is_no_floor_under_a_push_that_is_too_strong():
+    assert maps.floor(1.5, 1.0, 0.5, 0.04) == math.inf
+    assert maps.floor(1.0, 1.0, 0.0, 0.04) == math.inf
+    assert maps.floor(0.0, 1.0, 0.0, 0.04) == 0
+
+
+def test_the_scalar_map_is_the_euler_step_of_a_field():
+    u = maps.fields(torch.tensor([0.7], dtype=torch.float64), 2.0, 5, 2, 0)
+    rate = maps.stabilised(lambda v: 0.5 * (v - token_mean(v)), 2.0, 0.1)
+    course = maps.follow(rate, u, T=1.5, steps=5, integrator=Euler())
+    a = np.array([0.7])
+    for n in range(1, 6):
+        a = maps.euler_map(a, 0.3, 2.0, 0.5, 0.1)
+        assert abs(a[0]) == pytest.approx(course.spread[n, 0], rel=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "attracts"), [(2.0, True), (3.0, False)])
+def test_the_two_cycle_is_a_cycle_and_its_multiplier_is_the_slope_of_the_map(gamma, attracts):
+    size, multiplier = maps.two_cycle(1.0, gamma, 1.0, 0.25)
+    near = np.array([size - 1e-6, size, size + 1e-6])
+    after = -maps.euler_map(near, 1.0, gamma, 1.0, 0.25)
+    assert after[1] == pytest.approx(size, rel=1e-12)
+    assert (after[2] - after[0]) / 2e-6 == pytest.approx(multiplier, rel=1e-5)
+    assert (abs(multiplier) < 1) == attracts
+
+
+@pytest.mark.parametrize("growth", [-2.0, -3.0])
+def test_a_step_that_turns_the_tokens_over_by_itself_has_no_cycle(growth):
+    """Δtλ ≤ −2: a⁺ = −a has no solution but 0, since (2 + Δtλ)√(a² + ε) = Δtγ has none."""
+    assert maps.two_cycle(1.0, 2.0, growth, 0.25) == (0.0, 1.0)
+
+
+def test_an_error_that_does_not_shrink_is_no_order_one(monkeypatch):
+    for name in ("time_errors", "space_errors"):
+        monkeypatch.setattr(scheme, name, lambda one, sizes: [1.0, 1.0])
+    monkeypatch.setattr(scheme, "attention_errors", lambda one, sizes: ([1.0, 1.0], None))
+    assert all((found > 1).all() for found in attack_scheme.order_ratios(0, fields=1).values())
+
+
+def test_a_cycle_exists_exactly_beyond_the_step_limit():
+    for dt in np.linspace(0.1, 2, 30):
+        exists = maps.two_cycle(dt, 1.0, -0.5, 0.25)[0] > 0
+        assert exists == (dt * (1.0 / 0.5 + 0.5) > 2)
+
+
+def test_from_below_the_floor_the_spread_rises_to_it():
+    """σ₀ = 0 lies below the floor of φ = 0.3, so the inequality must be asked for above σ_*, not only up to σ₀."""
+    g = maps.fields(torch.tensor([0.3], dtype=torch.float64), 0.0, 4, 1, 0)
+    course = maps.follow(maps.stabilised(lambda u: 0 * u + g, 1.0, 0.04), 0 * g, T=30.0, steps=1200)
+    assert course.spread[-1, 0] == pytest.approx(maps.floor(0.3, 1.0, 0.0, 0.04), rel=1e-6)
+    assert course.spread[-1, 0] == pytest.approx(0.3 * 0.2 / math.sqrt(1 - 0.09), rel=1e-6)
+
+
+# Constants of real blocks
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_values_push_from_the_mean_by_half_of_one_plus_the_root_of_half_the_tokens(tokens):
+    """sup ⟨w, Pw⟩/σ² over rows p ≥ 0 of sum 1, one feature: (1 + √(N/2))/2, less than the √N of the lemma."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(64, tokens, generator=generator, dtype=torch.float64)
+    P = torch.randn(64, tokens, tokens, generator=generator, dtype=torch.float64)
+
+    def gain(w, P):
+        w = w - w.mean(dim=1, keepdim=True)
+        return (w * (P.softmax(dim=-1) @ w.unsqueeze(-1)).squeeze(-1)).sum(dim=1) / w.square().sum(dim=1)
+
+    best = adversary.ascend(gain, w, P, steps=500, rate=0.1).max().item()
+    law = (1 + math.sqrt(tokens / 2)) / 2
+    assert 0.98 * law < best <= law
+
+
+@pytest.mark.parametrize("make", [maps.block, maps.gradient_block])
+def test_the_constants_of_a_block_bound_what_it_does(make):
+    equation = make(3)
+    width = equation.terms[0].width
+    u = maps.fields(torch.logspace(-1, 1, 64).double(), torch.logspace(1, -1, 64).double(), 6, width, 2)
+    bound = maps.constants(equation, 6)
+    assert (growth_towards_mean(equation, u) <= bound.growth).all()
+    assert (lipschitz(equation.terms[1], u, steps=20) <= bound.feedforward + 1).all()
+    moved = spread(equation(u) + 2 * u) / spread(u)
+    assert (moved <= bound.lipschitz).all()
+
+
+def test_attention_minus_attention_at_the_mean_is_linear_in_the_fluctuation():
+    """Att(u) − Att(μ) = P(u)(u − μ)Vᵀ, without a derivative of softmax; biases cancel."""
+    attention = maps.block(1).terms[0]
+    u = maps.fields(torch.tensor([2.0], dtype=torch.float64), 5.0, 6, 8, 0)
+    mean = token_mean(u).expand_as(u)
+    exact = torch.zeros_like(u)
+    values, size = attention.qkv.weight[16:], 4
+    for head in range(2):
+        V = attention.out.weight[:, head * size : (head + 1) * size] @ values[head * size : (head + 1) * size]
+        exact = exact + attention.weights(u)[:, head] @ (u - mean) @ V.T
+    torch.testing.assert_close(attention(u) - attention(mean) + (u - mean), exact, rtol=1e-10, atol=1e-10)
+
+
+# Phase diagrams
+
+
+def test_a_course_that_diverges_is_refused_and_not_cut_short():
+    u0 = maps.fields(torch.tensor([1.0, 2.0]).double(), 1.0, 4, 2, 0)
+    with pytest.raises(Diverged, match="not finite"):
+        maps.follow(lambda u: u**3 * 1e3, u0, T=1.0, steps=50)
+
+
+def test_the_basin_map_turns_at_the_edge():
+    sigmas, gammas = [0.5, 1.5, 2.5], [0.4, 1.0, 2.0]
+    grown, energy = maps.basin_map(lambda u: u, sigmas, gammas, eps=0.25, T=8.0, steps=400)
+    edge = maps.basin_edge(np.array(gammas), 1.0, 0.25)[:, None]
+    assert ((grown < 1) == (np.array(sigmas) < edge)).all()
+    assert (energy > 1).all()  # the mean escapes everywhere
+
+
+def test_the_step_map_turns_at_the_step_limit():
+    dts, gammas = np.array([0.1, 0.3, 0.5, 0.7]), np.array([0.8, 1.2, 1.6])
+    stays = maps.step_map(1.0, dts, gammas, eps=0.04, sigma0=0.5, steps=200)
+    limit = dts[None, :] * (gammas[:, None] / 0.2 - 1) < 2
+    assert ((stays < 1e-3) == limit).all()
+
+
+# P1's scheme
+
+
+def test_one_step_of_the_scheme_is_euler_on_the_terms():
+    u, V = normal(0, "u", size=(1, 6, 2)), normal(0, "V", size=(2, 2))
+    D, alpha, dt = 0.01, 0.7, 0.05
+    scheme_step = scheme.one_step(
+        u, diffusive=2 * D * dt * 36, strength=alpha * dt, V=V, extra=lambda v: dt * torch.tanh(v)
+    )
+    direct = u + dt * (D * scheme.laplacian(u) + alpha * token_mean(u) @ V.T + torch.tanh(u))
+    torch.testing.assert_close(scheme_step, direct, rtol=1e-12, atol=1e-12)
+
+
+def test_the_maps_of_the_scheme_turn_where_the_modes_say():
+    xs, ys = np.array([0.2, 0.6, 0.9, 1.1]), np.array([0.05, 0.3, 0.7, 2.0])
+    plain, leak = scheme.scheme_map("plain", xs, ys), scheme.scheme_map("leak", xs, ys)
+    assert (plain == np.where(xs[None, :] > 1, 2, 1).repeat(4, axis=0)).all()
+    assert (leak == np.where(xs[None, :] + ys[:, None] > 1, 2, 0)).all()
+    with pytest.raises(ValueError, match="kind must be plain or leak"):
+        scheme.scheme_map("other", xs, ys)
+
+
+def test_printed_condition_is_eq_21():
+    assert scheme.printed_condition(0.5, 0.25, 2.0)
+    assert not scheme.printed_condition(0.5, 0.25, 2.1)
+
+
+def test_the_step_bound_needs_its_condition():
+    assert scheme.step_bound(2.0, diffusive=0.5, strength=0.1, value=3.0, forcing=0.2).item() == pytest.approx(2.8)
+    assert scheme.step_bound(2.0, diffusive=1.1, strength=0.1, value=3.0).item() == math.inf
+
+
+def test_orders_are_one_in_time_two_in_space_one_in_attention():
+    assert slope((32, 64), scheme.time_errors(5, (32, 64))) == pytest.approx(-1, abs=0.1)
+    assert slope((18, 54), scheme.space_errors(5, (18, 54))) == pytest.approx(-2, abs=0.1)
+    errors, sizes = scheme.attention_errors(5, (0.005, 0.01))
+    assert slope(sizes, errors) == pytest.approx(1, abs=0.05)
+    with pytest.raises(ValueError, match="odd number of times"):
+        scheme.space_errors(5, (81,))
+
+
+@pytest.mark.parametrize(("name", "order"), [("midpoint", 2), ("trapezoid", 2), ("left", 1)])
+def test_the_quadrature_sets_the_order_of_attention(name, order):
+    errors = [scheme.quadrature_error(1, name, n, finest=300) for n in (8, 16)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.25)
+    with pytest.raises(ValueError, match="name must be midpoint"):
+        scheme.rule("simpson", 3)
+
+
+@pytest.mark.parametrize("name", ["midpoint", "trapezoid", "left"])
+def test_rules_integrate_constants_and_two_of_them_lines(name):
+    x, w = scheme.rule(name, 9)
+    assert w.sum().item() == pytest.approx(1)
+    assert ((w @ x).item() == pytest.approx(0.5)) == (name != "left")
+
+
+def test_mixing_changes_attention_by_the_share_of_the_mean():
+    u = scheme.smooth_start(0)(scheme.centres(8))
+    full, none, half = (scheme.problem(0, mixing=m)(u) for m in (1.0, 0.0, 0.5))
+    torch.testing.assert_close(half, (full + none) / 2, rtol=1e-12, atol=1e-12)
+
+
+def test_the_error_bound_holds_for_a_solution_known_exactly():
+    """u = e^{−π²Dt}cos πx: bound and error, second by second method (the discrete mode)."""
+    D, cells, steps, T = 0.1, 10, 20, 0.5
+    rate = math.pi**2 * D
+    lam = -4 * D * cells**2 * math.sin(math.pi / 2 / cells) ** 2
+    error = abs((1 + lam * T / steps) ** steps - math.exp(-rate * T)) * math.cos(math.pi / 2 / cells)
+    bound = scheme.error_bound(
+        torch.tensor(1e-9, dtype=torch.float64), rate**2, math.pi**4, D, 1.0, 0.0, T, T / steps, 1 / cells
+    )
+    assert 0.1 < error / bound.item() < 1
+
+
+# The adversary
+
+
+@pytest.mark.parametrize("name", ["one_sided", "poincare", "euler", "floor"])
+def test_the_stability_theorems_withstand_the_attack_and_smaller_bounds_do_not(name):
+    found = getattr(attack_stability, f"attack_{name}")(7, batch=12, steps=60)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+
+
+def test_the_laws_of_overshooting_steps_withstand_the_attack():
+    assert 0.9 < attack_stability.attack_chatter(7).max() <= 1
+    settled, law, wrong = attack_stability.cycles(7)
+    assert len(settled) > 20
+    torch.testing.assert_close(settled, law, rtol=1e-9, atol=0)
+    assert (wrong / settled > 1.01).any()
+
+
+@pytest.mark.parametrize("name", ["decay", "extinction", "bounded"])
+def test_the_theorems_about_flows_withstand_the_attack(name):
+    found = getattr(attack_stability, f"attack_{name}")(7, batch=4, steps=5)
+    assert 0.7 < found.max() <= 1 + adversary.ROUNDING
+
+
+def test_the_flow_of_the_attack_is_the_flow_of_the_terms():
+    u, *system = attack_stability.draw(0, "flow", 2, 4, 2)
+    gamma, eps, T = (torch.full((2,), x, dtype=torch.float64) for x in (1.5, 0.2, 0.3))
+    mine = attack_stability._integrate(u, system, gamma, eps, T, 40)
+    rate = maps.stabilised(lambda v: attack_stability.push(v, *system), 1.5, 0.2)
+    theirs = solve(rate, u, steps=40, dt=0.3 / 40, integrator=RK4()).final
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_printed_dissipation_fails_for_every_rate_on_offer_and_the_decay_with_it():
+    broken = attack_stability.dissipation_broken(7).view(len(attack_stability.EFFECTIVE), -1)
+    assert (broken.double().mean(dim=1) > 0.1).all()
+    assert attack_stability.decay_broken(7, batch=16).any()
+    assert attack_stability.outside_the_basin(7, batch=16).all()
+
+
+def test_the_corrected_step_bound_withstands_and_each_of_its_terms_is_needed():
+    found = attack_scheme.attack_step(7, batch=12, steps=60)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+    for term in attack_scheme.TERMS:
+        assert attack_scheme.attack_without(7, term) > 0
+    assert attack_scheme.step_condition_dropped(7) == 64
+
+
+@pytest.mark.parametrize("where", attack_scheme.LEFT_OUT)
+def test_the_printed_step_condition_is_broken_at_both_ends_and_by_what_it_leaves_out(where):
+    assert attack_scheme.printed_condition_broken(7, where).double().mean() > 0.2
+
+
+def test_without_values_outflow_or_network_nothing_breaks_the_printed_condition():
+    """At W_V = 0 only diffusion is left, and x ≤ 1: growth comes from what eq 21 leaves out."""
+    u, none = normal(0, "u", size=(50, 6, 2)), torch.zeros(50, 2, 2, dtype=torch.float64)
+    x = torch.linspace(0, 1, 50, dtype=torch.float64).view(-1, 1, 1)
+    for ends in attack_scheme.ENDS:
+        grown = scheme.growth_in_steps(
+            lambda v, e=ends: scheme.one_step(v, diffusive=x, strength=0.0, V=none, ends=e), u, 200
+        )
+        assert (grown <= 1 + 1e-12).all()
+    with pytest.raises(ValueError, match="where must be one of"):
+        attack_scheme.printed_condition_broken(0, "elsewhere")
+
+
+def test_a_bias_of_attention_belongs_to_the_forcing_of_the_step_bound():
+    """One token at 0 moves by Δtα|b|: the bound without it is 0."""
+    after = scheme.one_step(
+        torch.zeros(1, 1, 1, dtype=torch.float64),
+        diffusive=0.5,
+        strength=0.1,
+        V=torch.ones(1, 1, dtype=torch.float64),
+        extra=lambda v: torch.full_like(v, 0.1 * 2.0),
+    )
+    allowed = scheme.step_bound(0.0, diffusive=0.5, strength=0.1, value=1.0, forcing=0.1 * 2.0)
+    assert after.item() == pytest.approx(allowed.item())
+    assert scheme.step_bound(0.0, diffusive=0.5, strength=0.1, value=1.0).item() == 0
+
+
+@pytest.mark.parametrize("ends", attack_scheme.ENDS)
+@pytest.mark.parametrize("ratio", [1.0, 1.2])
+def test_heat_mode_by_mode_is_what_stepping_gives_before_rounding_has_grown(ends, ratio):
+    """16 cells, 43 or 52 steps: rounding of 1e-16 has grown by at most 1.4^43 = 2e6."""
+    x, k = scheme.centres(16), torch.arange(1, 80, dtype=torch.float64)
+    waves = (torch.sin if ends == "absorbing" else torch.cos)(math.pi * torch.outer(x, k))
+    u0 = scheme.all_modes(x, 0.5, ends)
+    torch.testing.assert_close(u0, waves @ 0.5**k, rtol=1e-12, atol=1e-12)
+    steps = math.ceil(2 * 0.1 * 16**2 / ratio)
+    end = solve(Diffusion(1.0, boundary=ends), u0.view(1, -1, 1), steps=steps, dt=0.1 / steps).final.flatten()
+    error = (end - waves @ (0.5**k * torch.exp(-0.1 * (k * math.pi) ** 2))).abs().max().item()
+    assert error == pytest.approx(scheme.heat_error(16, ratio, 0.5, ends), rel=1e-6)
+
+
+@pytest.mark.parametrize("ends", attack_scheme.ENDS)
+def test_heat_converges_with_order_two_up_to_the_step_limit_and_explodes_beyond(ends):
+    below = [scheme.heat_error(cells, 1.0, 0.5, ends) for cells in (40, 80)]
+    assert math.log2(below[0] / below[1]) == pytest.approx(2, abs=0.1)
+    beyond = [scheme.heat_error(cells, 1.2, 0.5, ends) for cells in (20, 40)]
+    assert beyond[1] > 1e10 * beyond[0]
+
+
+def test_a_single_cosine_explodes_by_rounding_only():
+    """cos πx is a mode of the grid: stepped exactly it converges at 2DΔt/Δx² = 1.2 too, in double it does not."""
+    cells, steps = 60, math.ceil(0.2 * 60**2 / 1.2)
+    mode = torch.cos(math.pi * scheme.centres(cells)).view(1, -1, 1)
+    rate = -4 * cells**2 * math.sin(math.pi / 2 / cells) ** 2
+    exactly = (1 + rate * 0.1 / steps) ** steps - math.exp(-(math.pi**2) * 0.1)
+    stepped = solve(Diffusion(1.0), mode, steps=steps, dt=0.1 / steps).final - math.exp(-(math.pi**2) * 0.1) * mode
+    assert abs(exactly) < 1e-3
+    assert stepped.abs().max() > 1e10
+
+
+def test_the_error_bound_withstands_the_attack_and_its_conditions_are_needed():
+    found = attack_scheme.attack_error(7, batch=16, steps=40)
+    assert 0.9 < found.max() <= 1 + adversary.ROUNDING
+    assert attack_scheme.step_condition_needed(7, batch=3).all()
+    assert attack_scheme.order_lost(7, averaged=False).double().mean() > 0.5
+    assert not attack_scheme.order_lost(7, averaged=True).any()
+    assert attack_scheme.left_endpoint_below_two(7, fields=1) == 1
+    assert all((found <= 1).all() for found in attack_scheme.order_ratios(7, fields=1).values())
