@@ -4,6 +4,7 @@
 
 PY := .venv/bin/python
 EDITION ?= student
+WORKERS ?= 2
 export PYTHON
 
 help:  ## show this list
@@ -23,7 +24,7 @@ book: .venv/ready  ## set up if needed, then build the HTML book
 
 test: book  ## build the book, then run every test, notebooks and browser included
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check . || { echo "Next: make format, and mend what it cannot."; exit 1; }
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
 	@echo "All tests passed. Next: make lab to work in the notebooks, or commit your change."
 
 lab: .venv/ready  ## open JupyterLab on your own copies in work/ (EDITION=instructor for solutions, LAB=--no-browser)

@@ -1,6 +1,6 @@
 """One run on two threads, or two runs of one thread side by side: which trains more steps a second?
 
-    python benchmarks/training.py                  the book's two tasks, a minute or two on a quiet machine
+    python benchmarks/training.py                  the book's five tasks, a few minutes on a quiet machine
 
 Both ways train the same two models for the same number of steps; repeats are interleaved, and the ratio is of one pair.
 """

@@ -5,7 +5,10 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import torch
 from filelock import FileLock, Timeout
@@ -50,9 +53,50 @@ def fingerprint(model: nn.Module, data: Dataset, settings: dict, seed: int) -> d
         "settings": settings,
         "seed": seed,
         "data": f"{data.name} {_checksum(examples)}",
-        "model": f"{zlib.crc32(repr(_architecture(model)).encode()):08x}",
+        "model": _architecture(model),
         "first weights": _checksum(model.state_dict().values()),
     }
+
+
+def identity(name: str, value: object) -> str:
+    """What the argument `name` was given, in words that are the same in a new process and differ for another value.
+
+    A function has its name, a functools.partial that and its arguments, a dataclass its fields; tensors and modules
+    have checksums. What is known by its address alone, such as a lambda, is refused.
+
+    >>> from pdelab.seeds import derive
+    >>> identity("look", partial(derive, seed=3))
+    'pdelab.seeds.derive(seed=3)'
+    """
+
+    def of(value: object) -> str:
+        return identity(name, value)
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)} {_checksum([value])}"
+    if isinstance(value, nn.Module):
+        return f"module {_architecture(value)} {_checksum(value.state_dict().values())}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(of(one) for one in value)}]"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={of(one)}" for key, one in value.items())
+    if isinstance(value, partial):
+        given = [*value.args, *([value.keywords] if value.keywords else [])]
+        return f"{of(value.func)}({', '.join(map(of, given))})"
+
+    kind = value if isinstance(value, FunctionType) else type(value)
+    if "<" not in kind.__qualname__:  # else defined inside a function, or a lambda
+        known = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is value:
+            return known
+        if is_dataclass(kind):
+            return f"{known}({of({field.name: getattr(value, field.name) for field in fields(value)})})"
+    raise ValueError(
+        f"{name} must be a function of a module, a functools.partial of one, or a dataclass, for a run kept in a "
+        f"folder: a checkpoint could not tell this {type(value).__name__} from another"
+    )
 
 
 def _checksum(tensors: Iterable[Tensor]) -> str:
@@ -62,15 +106,18 @@ def _checksum(tensors: Iterable[Tensor]) -> str:
     return f"{total:08x}"
 
 
-def _architecture(model: nn.Module) -> list:
-    """Every part by name with its type and its plain settings: models of equal weights can still differ in these."""
+def _architecture(model: nn.Module) -> str:
+    """A checksum of every part's name, type and plain settings: models of equal weights can still differ in these."""
     plain = (bool, int, float, str)
+    passing = (Tensor, type(None))  # what a module noted in its last call, such as Bottleneck.seen
 
     def own(module: nn.Module) -> dict:
         values = {key: value for key, value in vars(module).items() if key != "training" and not key.startswith("_")}
-        return {key: value if isinstance(value, plain) else type(value).__name__ for key, value in values.items()}
+        lasting = {key: value for key, value in values.items() if not isinstance(value, passing)}
+        return {key: value if isinstance(value, plain) else type(value).__name__ for key, value in lasting.items()}
 
-    return [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
+    parts = [(name, type(module).__name__, own(module)) for name, module in model.named_modules()]
+    return f"{zlib.crc32(repr(parts).encode()):08x}"
 
 
 def save(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimizer, record: dict) -> None:
@@ -88,7 +135,8 @@ def load(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimiz
     seal, _, payload = path.read_bytes().partition(b"\n")
     if hashlib.sha256(payload).hexdigest().encode() != seal:
         raise RefusedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
-    content = torch.load(io.BytesIO(payload), map_location=next(model.parameters()).device, weights_only=True)
+    # on the CPU, where the record was; weights and optimiser move to the model's device as they are put back
+    content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     other = [key for key, value in own.items() if content["fingerprint"].get(key) != value]
     # a cell that is run again has the model as the interrupted run left it
     if other == ["first weights"] and _checksum(content["model"].values()) == own["first weights"]:

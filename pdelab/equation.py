@@ -1,6 +1,9 @@
 """The master equation: the plus signs of ∂u/∂t = A[u] + R[u] + D[u] + S[u].  (P2 eq 4; P1 eq 1)"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -67,12 +70,12 @@ class MasterEquation(nn.Module):
         )
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        return sum(term(u, t, mask) for term in self.terms)
+        return reduce(add, (term(u, t, mask) for term in self.terms))
 
     def rates(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> dict[str, Field]:
         """Each symbol's share of du/dt; terms with one symbol are added. The shares sum to forward."""
         shares: dict[str, Field] = {}
-        for term in self.terms:
+        for term in cast(Iterable[Term], self.terms):
             rate = term(u, t, mask)
             shares[term.symbol] = shares[term.symbol] + rate if term.symbol in shares else rate
         return shares
@@ -116,14 +119,14 @@ class Layered(nn.Module):
             raise ValueError(
                 "a splitting integrator needs interpolation='constant': between layers there is no list of terms"
             )
-        return self.equations[self._place(t)[0]]
+        return cast(MasterEquation, self.equations[self._place(t)[0]])
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         layer, s = self._place(t)
-        here = self.equations[layer]
+        here = cast(MasterEquation, self.equations[layer])
         if self.interpolation == "constant" or s == 0.0:
             return here(u, t, mask)
-        after = _weights(self.equations[layer + 1])
+        after = _weights(cast(MasterEquation, self.equations[layer + 1]))
         between = {name: torch.lerp(value, after[name], s) for name, value in _weights(here).items()}
         return functional_call(here, between, (u, t, mask))
 

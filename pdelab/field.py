@@ -10,10 +10,14 @@ import math
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-Field: TypeAlias = Tensor  # (batch, token, feature)
-Mask: TypeAlias = Tensor  # (batch, token), True where a token is real
+from pdelab import formulas
+from pdelab.options import choose
+
+Field: TypeAlias = Float[Tensor, "batch token feature"]
+Mask: TypeAlias = Bool[Tensor, "batch token"]  # True where a token is real
 
 BOUNDARIES = ("reflecting", "absorbing", "periodic")
 
@@ -62,8 +66,7 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
 
 
 def check_boundary(boundary: str) -> None:
-    if boundary not in BOUNDARIES:
-        raise ValueError(f"boundary must be one of {', '.join(BOUNDARIES)}; not {boundary!r}")
+    choose("boundary", boundary, BOUNDARIES)
 
 
 def check_tokens(n: int) -> None:
@@ -82,6 +85,25 @@ def token_mean(u: Field, mask: Mask | None = None) -> Tensor:
     """μ = ∫u dx = (1/N) Σ_i u_i over the real tokens, by the midpoint rule: (batch, 1, feature).  (P2 eq 9)"""
     check_width(u)
     return keep_real(u, mask).sum(dim=1, keepdim=True) / lengths(u, mask)
+
+
+def centred(u: Field, mask: Mask | None = None) -> Field:
+    """u − μ with μ the mean over the real tokens, and 0 where no token is: exactly 0 where all tokens agree.
+
+    >>> centred(torch.tensor([[[1.0], [3.0], [8.0]]]), torch.tensor([[True, True, False]])).flatten().tolist()
+    [-1.0, 1.0, 0.0]
+    """
+    check_width(u)
+    if mask is None:
+        return formulas.centred(u)
+    # measured from the first token, as there, or tokens that agree would leave the rounding of their mean
+    rest = u - u.gather(1, first_token(mask).expand(-1, -1, u.shape[-1]))
+    return keep_real(rest - token_mean(rest, mask), mask)
+
+
+def mean_square(u: Field, mask: Mask | None = None) -> Tensor:
+    """‖u‖² = ∫|u|² dx = (1/N) Σ_i |u_i|² over the real tokens: (batch, 1, 1)."""
+    return token_mean(u.square().sum(dim=-1, keepdim=True), mask)
 
 
 def keep_real(u: Field, mask: Mask | None) -> Field:

@@ -6,10 +6,12 @@ are the faces that check what they are given.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+Number = TypeVar("Number", Tensor, float)
 
 # Fields
 
@@ -67,6 +69,20 @@ def attention(u: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tenso
     return attention_weights(u, A, causal=causal) @ u @ V.mT
 
 
+def dobrushin(P: Tensor) -> Tensor:
+    """τ(P) = ½ max_{i,k} Σ_j |p_ij − p_kj|, rows of P sum to 1: 0 if all rows agree, 1 if two share nothing.
+
+    >>> dobrushin(torch.tensor([[0.75, 0.25], [0.25, 0.75]])).item()
+    0.5
+    """
+    return torch.cdist(P, P, p=1).amax(dim=(-2, -1)) / 2
+
+
+def attention_contraction(A: Tensor, delta: Tensor) -> Tensor:
+    """tanh(‖A‖δ²/4) < 1: diam(Att(u)) is at most ‖V‖ times this times δ = diam(u), for attention without a mask."""
+    return torch.tanh(norm2(A) * delta**2 / 4)
+
+
 def norm2(matrix: Tensor) -> Tensor:
     """‖M‖, the largest singular value."""
     return torch.linalg.matrix_norm(matrix, 2)
@@ -75,12 +91,12 @@ def norm2(matrix: Tensor) -> Tensor:
 # The feed-forward network
 
 
-class Constants(NamedTuple):
+class Constants(NamedTuple, Generic[Number]):
     """Of a reaction, for all pairs of states: λ₋|v|² ≤ ⟨v, R(z + v) − R(z)⟩ ≤ λ|v|² and |R(z + v) − R(z)| ≤ K|v|."""
 
-    lower: Tensor
-    upper: Tensor
-    lipschitz: Tensor
+    lower: Number
+    upper: Number
+    lipschitz: Number
 
 
 def feed_forward(
@@ -90,7 +106,7 @@ def feed_forward(
     return phi(z @ W1.mT + b1.unsqueeze(-2)) @ W2.mT - leak * z
 
 
-def reaction_constants(W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0) -> Constants:
+def reaction_constants(W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0) -> Constants[Tensor]:
     """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + κ.
 
     slopes: s₋ and s₊, the least and the largest slope of φ; c and r are the middle and half the width of [s₋, s₊].

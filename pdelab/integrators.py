@@ -14,6 +14,7 @@ from pdelab.field import Field, Mask
 from pdelab.terms.diffusion import Diffusion
 
 Rate = Callable[..., Field]  # F(u, t, mask) → du/dt in the shape of u
+Time = float | Tensor  # one for all examples, or (batch, 1, 1)
 
 
 class Integrator(ABC):
@@ -22,7 +23,7 @@ class Integrator(ABC):
     order: ClassVar[int]
 
     @abstractmethod
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field: ...
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field: ...
 
 
 class Euler(Integrator):
@@ -30,7 +31,7 @@ class Euler(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         return u + dt * rate(u, t, mask)
 
 
@@ -39,7 +40,7 @@ class Heun(Integrator):
 
     order: ClassVar[int] = 2
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         k1 = rate(u, t, mask)
         k2 = rate(u + dt * k1, t + dt, mask)
         return u + dt / 2 * (k1 + k2)
@@ -50,7 +51,7 @@ class RK4(Integrator):
 
     order: ClassVar[int] = 4
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         k1 = rate(u, t, mask)
         k2 = rate(u + dt / 2 * k1, t + dt / 2, mask)
         k3 = rate(u + dt / 2 * k2, t + dt / 2, mask)
@@ -58,9 +59,7 @@ class RK4(Integrator):
         return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
-def flow(
-    rate: Callable[[Field], Field], u: Field, *, T: Tensor | float = 1.0, steps: int = 24, leak: float = 0.0
-) -> Field:
+def flow(rate: Callable[[Field], Field], u: Field, *, T: Time = 1.0, steps: int = 24, leak: float = 0.0) -> Field:
     """u(T) of u' = F(u) − κu by RK4 for w = e^{κt}u, so that the leak κ alone makes no error; the last state only.
 
     Unchecked and differentiable, for a search; `solve` checks, keeps every state and notices divergence.
@@ -68,7 +67,7 @@ def flow(
     """
     dt, rk4 = T / steps, RK4()
 
-    def grown(w: Field, t: float, mask: None) -> Field:
+    def grown(w: Field, t: Time, mask: Mask | None) -> Field:
         factor = math.exp(leak * t) if leak else 1.0
         return factor * rate(w / factor)
 
@@ -82,7 +81,7 @@ class LieEuler(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         for term in terms_of(rate, t, self):
             u = u + dt * term(u, t, mask)
         return u
@@ -93,7 +92,7 @@ class Strang(Integrator):
 
     order: ClassVar[int] = 2
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         *before, last = terms_of(rate, t, self)
         heun = Heun()
         for term in before:
@@ -109,11 +108,11 @@ class ExponentialDiffusion(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
-            u = diffusion.exact(u, dt, mask)
+            u = diffusion.exact(u, float(dt), mask)
         return u
 
 
@@ -122,24 +121,25 @@ class ImplicitDiffusion(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: float, dt: float, mask: Mask | None = None) -> Field:
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
-            u = diffusion.implicit(u, dt, mask)
+            u = diffusion.implicit(u, float(dt), mask)
         return u
 
 
-def terms_of(rate: Rate, t: float, integrator: Integrator) -> nn.ModuleList:
-    if not hasattr(rate, "at"):
+def terms_of(rate: Rate, t: Time, integrator: Integrator) -> nn.ModuleList:
+    at = getattr(rate, "at", None)
+    if at is None:
         raise ValueError(
             f"integrator {type(integrator).__name__} sweeps through terms, so it needs a MasterEquation or Layered; "
             "for a plain function take Euler, Heun or RK4"
         )
-    return rate.at(t).terms
+    return at(t).terms
 
 
-def split_diffusion(rate: Rate, t: float, integrator: Integrator) -> tuple[list[Diffusion], list]:
+def split_diffusion(rate: Rate, t: Time, integrator: Integrator) -> tuple[list[Diffusion], list]:
     terms = terms_of(rate, t, integrator)
     diffusions = [term for term in terms if isinstance(term, Diffusion)]
     return diffusions, [term for term in terms if not isinstance(term, Diffusion)]

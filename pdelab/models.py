@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_width, keep_real, token_mean
 from pdelab.integrators import Euler, Integrator, LieEuler
-from pdelab.seeds import derive
+from pdelab.seeds import derive, seeded
 from pdelab.solver import Status, Trajectory, solve
 from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
@@ -145,9 +145,11 @@ def with_ends(
 
     What the core itself does to its first and last state, as `coupled` does, stays inside.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        embed, readout = Embedding(width, length, symbols=symbols, features=features), nn.Linear(width, outputs)
+
+    def ends() -> tuple[Embedding, nn.Linear]:
+        return Embedding(width, length, symbols=symbols, features=features), nn.Linear(width, outputs)
+
+    embed, readout = seeded(ends, seed)
     embed = embed if core.embed is None else nn.Sequential(embed, core.embed)
     readout = readout if core.readout is None else nn.Sequential(core.readout, readout)
     return Model(
@@ -171,9 +173,7 @@ def _layers(
     build: Callable[[], MasterEquation], depth: int, dt: float, shared: bool, seed: int
 ) -> MasterEquation | Layered:
     """One equation for all steps (an autonomous PDE) or one for each (a Transformer), from one seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU as well
-        return build() if shared else Layered([build() for _ in range(depth)], dt)
+    return seeded(lambda: build() if shared else Layered([build() for _ in range(depth)], dt), seed)
 
 
 def transformer(
@@ -336,8 +336,8 @@ def coupled(
             raise ValueError(f"{name} must be a number or one for each of the {layers} layers; not {value!r}")
     held = [None] if inflow else []
     blocks = layers + len(held)
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+
+    def equation() -> MasterEquation:
         exchange = Coupling(width, blocks, inflow=inflow, outflow=outflow)
         for affine in exchange.exchange:
             nn.init.eye_(affine.weight).data.mul_(link)
@@ -347,9 +347,10 @@ def coupled(
             [Interaction(width, heads, strength=a) for a in each["strength"]],
             [Reaction(width, hidden, activation=activation) for _ in range(layers)],
         )
-        equation = MasterEquation(*(SideBySide([*held, *terms], width) for terms in parts), exchange)
+        return MasterEquation(*(SideBySide([*held, *terms], width) for terms in parts), exchange)
+
     ends = {"embed": Lift(width, blocks), "readout": Top(width)}
-    return Model(equation, steps=steps, dt=dt, integrator=Euler(), **ends)
+    return Model(seeded(equation, seed), steps=steps, dt=dt, integrator=Euler(), **ends)
 
 
 class Bottleneck(nn.Module):
@@ -373,11 +374,18 @@ class Bottleneck(nn.Module):
 def with_bottleneck(core: Model, width: int, size: int, *, outputs: int, seed: int = 0, **ends) -> Model:
     """`with_ends`, and in place of its linear readout a `Bottleneck` of that size: a pooled classifier."""
     model = with_ends(core, width, outputs=outputs, seed=seed, **ends, pool=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(derive(seed, "bottleneck"))
-        channel = Bottleneck(width, size, outputs)
-    model.readout = channel if core.readout is None else nn.Sequential(core.readout, channel)
+    readout = seeded(lambda: Bottleneck(width, size, outputs), derive(seed, "bottleneck"))
+    model.readout = readout if core.readout is None else nn.Sequential(core.readout, readout)
     return model
+
+
+def channel(model: Model) -> Bottleneck:
+    """The bottleneck inside the readout of a model made by `with_bottleneck`."""
+    parts = [] if model.readout is None else model.readout.modules()
+    for part in parts:
+        if isinstance(part, Bottleneck):
+            return part
+    raise ValueError("model has no bottleneck in its readout; with_bottleneck makes one that has")
 
 
 def from_torch(encoder: nn.TransformerEncoder) -> Model:

@@ -39,5 +39,5 @@ def seeded(build: Callable[[], T], seed: int) -> T:
     True
     """
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU as well
         return build()

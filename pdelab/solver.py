@@ -188,7 +188,8 @@ def _shaped_like(u: Field, rate: Field) -> Field:
 
 
 def _maps(rate: Rate, u: Field, t: float, mask: Mask | None) -> Tensor:
-    terms = rate.at(t).terms if hasattr(rate, "at") else [rate]
+    at = getattr(rate, "at", None)
+    terms: list[Any] = [rate] if at is None else at(t).terms
     for term in terms:
         if getattr(term, "symbol", "") == "A":
             return term.weights(u, mask)

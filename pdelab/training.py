@@ -10,30 +10,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from pdelab import checkpoints
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
+from pdelab.evaluation import Evaluation, Look, Watched, answer_loss, device_of, evaluate, watch
 from pdelab.files import commit
-from pdelab.metrics.base import per_layer
-from pdelab.metrics.similarity import fidelity
-from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
-from pdelab.models import Model
 from pdelab.seeds import derive
 from pdelab.status import Status
 
 DECAYS = ("cosine", "none")
-Penalty = Callable[[nn.Module, Examples], Tensor]
-Look = Callable[[nn.Module], dict[str, float | list[float]]]
-PROBE = 64  # training examples for the gradients that are watched, and test examples for the states
+HOOKS = ("objective", "penalty", "look")
+Objective = Callable[[nn.Module, Examples], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,14 @@ class Settings:
     clip: the largest whole gradient norm that passes unchanged; None: no clipping. The record says when it acted.
     evaluate_every, checkpoint_every: in steps; the last step is always evaluated and kept.
     watch: steps after which gradient norms per layer and statistics of the states are recorded; 0 is before training.
+    look: look(model) gives named numbers, lists or tensors to record at those steps, in eval mode, without gradients.
+    objective: objective(model, batch), one number, in place of the cross-entropy of the answers.
+    penalty: penalty(model, batch), one number, is added to the loss of every step, right after model(x, mask); the
+    evaluations are without it.
+
+    A run that is kept in a folder knows look, objective and penalty by name: each must be a function of a module, a
+    functools.partial of one, or a dataclass. What a look gives is in the record; what it keeps for itself is lost when
+    a run is stopped.
     """
 
     steps: int
@@ -57,6 +60,9 @@ class Settings:
     evaluate_every: int | None = None
     checkpoint_every: int = 100
     watch: tuple[int, ...] = ()
+    look: Look | None = None
+    objective: Objective | None = None
+    penalty: Objective | None = None
 
     def __post_init__(self):
         evaluate_every = 1 if self.evaluate_every is None else self.evaluate_every  # None: at the end only
@@ -77,12 +83,19 @@ class Settings:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}; not {self.decay!r}")
         if beyond := [step for step in self.watch if not 0 <= step <= self.steps]:
             raise ValueError(f"watch must name steps from 0 to {self.steps}; not {beyond}")
+        for name in HOOKS:
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise ValueError(f"{name} must be a function or None; not {getattr(self, name)!r}")
 
     def that_matter(self) -> dict:
-        """What a run depends on; how often it is kept may change when it goes on."""
-        chosen = asdict(self) | {"watch": list(self.watch)}
-        del chosen["checkpoint_every"]
-        return chosen
+        """The numbers that a run depends on; how often it is kept may change when it goes on."""
+        chosen = {name: value for name, value in vars(self).items() if name not in ("checkpoint_every", *HOOKS)}
+        return chosen | {"watch": list(self.watch)}
+
+    def names(self) -> dict[str, str]:
+        """What tells look, objective and penalty from others, those that are given."""
+        given = {name: getattr(self, name) for name in HOOKS}
+        return {name: checkpoints.identity(name, hook) for name, hook in given.items() if hook is not None}
 
     def rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, …: rate · (step+1)/warmup, then rate · ½(1 + cos πs), s = 0 … below 1."""
@@ -95,38 +108,22 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Mean loss and accuracy over `examples`, with Wilson's 95 % interval for the accuracy."""
+class Place:
+    """Where a run is done; no part of what it is. Another device may change a result by rounding.
 
-    step: int
-    loss: float
-    accuracy: float
-    low: float
-    high: float
-    examples: int
-
-    def __str__(self) -> str:
-        return f"{self.accuracy:.3f} [{self.low:.3f}, {self.high:.3f}] on {self.examples} examples"
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What was seen at one step: norms of the gradient per layer, and one value per state from embedding to output.
-
-    All in eval mode and on the same examples at every step, whatever the model: the gradient of the loss on the first
-    training examples, unsorted, and the states of the first test examples (PROBE of each).
-    gradient_norm: the whole norm, √Σg² over a layer's weights; gradient_rms: the same over √(number of weights).
-    state_rms: root mean square of the entries; fidelity: cosine with the input; nonuniformity: ‖u − μ‖/‖u‖.
-    looked: what the caller's own `look` gave.
+    device: cpu, cuda, cuda:1, mps, or auto for the best there is.
+    folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
+    progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
+    name: what stands beside the bar.
     """
 
-    step: int
-    gradient_norm: dict[str, float]
-    gradient_rms: dict[str, float]
-    state_rms: list[float] = field(default_factory=list)
-    fidelity: list[float] = field(default_factory=list)
-    nonuniformity: list[float] = field(default_factory=list)
-    looked: dict[str, float | list[float]] = field(default_factory=dict)
+    device: str | torch.device = "cpu"
+    folder: Path | str | None = None
+    progress: bool | int = True
+    name: str = "training"
+
+
+HERE = Place()
 
 
 @dataclass
@@ -148,6 +145,10 @@ class Training:
     watched: list[Watched] = field(default_factory=list)
     seconds: float = 0.0
 
+    def plain(self) -> dict:
+        """The record in dicts, lists, strings, numbers and tensors, as a checkpoint holds it."""
+        return asdict(self) | {"status": self.status.value}
+
     @classmethod
     def read(cls, kept: dict) -> "Training":
         """The record that a checkpoint holds."""
@@ -166,18 +167,6 @@ class Training:
         return self.evaluations[-1].accuracy if self.evaluations else math.nan
 
 
-def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """(p + z²/2n ± z√(p(1−p)/n + z²/4n²)) / (1 + z²/n), Wilson's interval for a share p of n.
-
-    >>> low, high = wilson(0, 10)
-    >>> round(low, 3), round(high, 3)
-    (0.0, 0.278)
-    """
-    p, n = successes / trials, trials
-    middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
-
-
 def choose_device(device: str = "auto") -> torch.device:
     """auto: CUDA if there is one, else MPS, else the CPU."""
     if device != "auto":
@@ -189,102 +178,12 @@ def choose_device(device: str = "auto") -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _loss(logits: Tensor, batch: Examples, classes: int = 0) -> Tensor:
-    """Cross-entropy over classes (batch, class), or over real tokens (batch, token, class)."""
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != batch.y.shape:
-        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"model must give one row of scores for each answer, {(*batch.y.shape, 'class')}; it gives {given} "
-            "(next symbols need an answer for every token, pool=False in with_ends)"
-        )
-    if logits.shape[-1] < classes:
-        raise ValueError(f"model must give a score for each of the {classes} classes; it gives {logits.shape[-1]}")
-    if batch.y.ndim == 1 or batch.mask is None:
-        return cross_entropy(logits.flatten(0, -2), batch.y.flatten())
-    return cross_entropy(logits[batch.mask], batch.y[batch.mask])
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int = 64) -> Evaluation:
-    """Loss and accuracy; an answer that is not a number is wrong.
-
-    For language models an example's accuracy is that of its tokens, which depend on each other: the interval counts
-    examples, not tokens, and is wider than need be if the examples are independent. The loss is per answer.
-    Examples of like length are evaluated together: less padding.
-    """
-    if not len(examples):
-        raise ValueError("examples is empty; give at least one")
-    if examples.mask is not None:
-        examples = examples.take(examples.by_length())
-    device = _device(model)
-    loss, right, answers = 0.0, 0.0, 0
-    with _evaluating(model):
-        for part in examples.batches(batch):
-            part = part.to(device)
-            logits = model(part.x, part.mask)
-            correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
-            number = len(part)
-            if correct.ndim == 2:
-                real = part.mask if part.mask is not None else torch.ones_like(correct)
-                correct, number = (correct & real).sum(dim=1) / real.sum(dim=1), int(real.sum())
-            loss, answers = loss + _loss(logits, part).item() * number, answers + number
-            right += correct.float().sum().item()
-    low, high = wilson(right, len(examples))
-    return Evaluation(step, loss / answers, right / len(examples), low, high, len(examples))
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and afterwards the mode it was in."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-def _parts(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The weights of each layer of ours, or of each child of another module; `own` are those of no child."""
-    parts = model.layers() if isinstance(model, Model) else dict(model.named_children())
-    found = {name: list(part.parameters()) for name, part in parts.items()}
-    own = [] if isinstance(model, Model) else list(model.parameters(recurse=False))
-    return found | ({"own": own} if own else {})
-
-
-def _watch(model: nn.Module, data: Dataset, step: int, look: Look | None) -> Watched:
-    """What `Watched` says, at the weights of now; the model and its mode are left as they were."""
-    device = _device(model)
-    with _evaluating(model):
-        batch = data.train.take(slice(0, PROBE)).to(device)
-        model.zero_grad()
-        _loss(model(batch.x, batch.mask), batch, data.classes).backward()
-        groups = {name: [p.grad for p in part] for name, part in _parts(model).items()}
-        seen = Watched(step, gradient_norms(groups), gradient_norms(groups, normalise="rms"))
-        model.zero_grad()
-        if isinstance(model, Model):
-            probe = data.test.take(slice(0, PROBE)).to(device)
-            with torch.no_grad():
-                run = model.trajectory(probe.x, probe.mask)
-            seen.state_rms.extend(per_layer(state_rms, run).tolist())
-            seen.fidelity.extend(fidelity(run).tolist())
-            seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
-        if look is not None:
-            with torch.no_grad():
-                seen.looked.update(look(model))
-    return seen
-
-
 @contextmanager
 def patience() -> Iterator[list]:
     """Ctrl-C or a notebook's stop button is noted, not obeyed at once: a half-made step would be lost or, worse, kept.
 
     A second one is obeyed at once, unless it follows within a second: a terminal tells parent and child alike, and the
-    parent tells the child again.
+    parent tells the child again. Where one stands inside another, both lists note it.
     """
     asked: list[float] = []
     if threading.current_thread() is not threading.main_thread():
@@ -293,9 +192,12 @@ def patience() -> Iterator[list]:
 
     def note(number, frame):
         asked.append(time.monotonic())
-        if asked[-1] - asked[0] > 1:
+        if getattr(before, "patient", False):
+            before(number, frame)
+        elif asked[-1] - asked[0] > 1:
             raise KeyboardInterrupt
 
+    note.patient = True
     before = signal.signal(signal.SIGINT, note)
     try:
         yield asked
@@ -303,74 +205,33 @@ def patience() -> Iterator[list]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # None: set by something other than Python
 
 
-def train(
-    model: nn.Module,
-    data: Dataset,
-    settings: Settings,
-    *,
-    seed: int,
-    device: str | torch.device = "cpu",
-    folder: Path | str | None = None,
-    progress: bool | int = True,
-    name: str = "training",
-    objective: Penalty | None = None,
-    penalty: Penalty | None = None,
-    look: Look | None = None,
-) -> Training:
+def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, place: Place = HERE) -> Training:
     """Train the model in place, from the weights it has, and give the record.
 
     model: any module with model(x, mask) → logits, (batch, class) or (batch, token, class). One that gives every token
     an answer must not see the tokens after it: causal=True in `transformer`.
-    progress: a bar with loss and gradient norm; a number is the line of the terminal, from 1.
-    folder: where checkpoint.pt is kept; a run that finds one goes on from it, bit for bit on the same machine.
-    objective: objective(model, batch), one number, in place of the cross-entropy of the answers.
-    penalty: penalty(model, batch), one number, is added to the loss of every step, right after model(x, mask); the
-    evaluations are without it. With a folder both must be functions of a module, or a functools.partial of one: by that
-    a checkpoint knows them.
-    look: look(model) gives named numbers to record at the steps of settings.watch, in eval mode, without gradients.
-    With a folder its repr has to say what it is, as a dataclass's does: by that a checkpoint knows it.
+    place: device, folder for a checkpoint, progress bar.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
-    device = choose_device(str(device))
-    _check(data, settings, seed)
-    model.to(device).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
-    with ExitStack() as stack:
-        record, save = Training(), lambda: None
-        if folder is not None:
-            path = Path(folder) / "checkpoint.pt"
-            given = {"objective": objective, "penalty": penalty}
-            chosen = settings.that_matter() | {key: _name(f) for key, f in given.items() if f is not None}
-            own = checkpoints.fingerprint(model, data, chosen, seed) | {"look": None if look is None else repr(look)}
-            stack.enter_context(checkpoints.alone_in(path.parent))
-            if path.exists():
-                record = Training.read(checkpoints.load(path, own, model, optimiser))
+    _check(data, settings, seed, place)
+    model.to(choose_device(str(place.device))).train()
+    loop = _Loop(model, data, settings, seed)
 
-            def save() -> None:
-                checkpoints.save(path, own, model, optimiser, asdict(record))
+    if place.folder is None:
+        loop.run(place)
+    else:
+        own = checkpoints.fingerprint(model, data, settings.that_matter() | settings.names(), seed)
+        with checkpoints.alone_in(Path(place.folder)):
+            loop.go_on(Path(place.folder) / "checkpoint.pt", own)
+            loop.run(place)
 
-        if record.status == Status.INTERRUPTED:
-            _run(model, optimiser, data, settings, seed, record, save, progress, name, objective, penalty, look)
     model.eval()
-    return record
+    return loop.record
 
 
-def _name(penalty: Penalty) -> str:
-    """What tells one objective or penalty from another; a lambda or a closure cannot be told from the next."""
-    if isinstance(penalty, partial):
-        return f"{_name(penalty.func)} {penalty.args} {sorted(penalty.keywords.items())}"
-    name = getattr(penalty, "__qualname__", "<object>")
-    if "<" in name:
-        raise ValueError(
-            "objective and penalty must be functions of a module, or partials of such, for a run kept in a folder: "
-            f"by {name} a checkpoint could not tell it from another"
-        )
-    return f"{penalty.__module__}.{name}"
-
-
-def _check(data: Dataset, settings: Settings, seed: int) -> None:
-    for name, value, kind in (("data", data, Dataset), ("settings", settings, Settings)):
+def _check(data: Dataset, settings: Settings, seed: int, place: Place) -> None:
+    for name, value, kind in (("data", data, Dataset), ("settings", settings, Settings), ("place", place, Place)):
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be a {kind.__name__}; not {type(value).__name__}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -388,108 +249,124 @@ def _check(data: Dataset, settings: Settings, seed: int) -> None:
                 raise ValueError(f"data has {name} from {low} to {high}; they must lie in 0 to {number - 1}")
 
 
-def _run(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    data: Dataset,
-    settings: Settings,
-    seed: int,
-    record: Training,
-    save: Callable[[], None],
-    progress: int,
-    name: str,
-    objective: Penalty | None,
-    penalty: Penalty | None,
-    look: Look | None,
-) -> None:
-    """The steps that are still to do, noted in the record."""
-    device = _device(model)
-    record.commits += [commit()] if commit() not in record.commits else []
-    started = time.perf_counter() - record.seconds
+class _Loop:
+    """One run: the model, its optimiser, and the record of the steps that are done."""
 
-    def keep() -> None:
-        record.seconds = time.perf_counter() - started
-        save()
+    def __init__(self, model: nn.Module, data: Dataset, settings: Settings, seed: int):
+        self.model, self.data, self.settings, self.seed = model, data, settings, seed
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
+        self.record = Training()
+        self.device = device_of(model)
+        self.save: Callable[[dict], None] = lambda record: None
+        self.order = lru_cache(maxsize=1)(partial(shuffled_batches, data.train, settings.batch, seed))
 
-    batch_at = _batches(data.train, settings.batch, seed, device)
-    bar = tqdm(
-        total=settings.steps,
-        initial=record.step,
-        desc=name,
-        disable=not progress,
-        position=max(int(progress) - 1, 0),
-        leave=None,
-        mininterval=0.5,
-    )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), patience() as asked, bar:
-        for step in range(record.step, settings.steps):
-            batch = batch_at(step)
-            if step in settings.watch:
-                record.watched.append(_watch(model, data, step, look))
-            _draw_from(derive(seed, "step", step), device)
-            if not _step(model, optimiser, batch, data.classes, settings, record, objective, penalty):
-                record.status, record.stopped_at = Status.DIVERGED, step + 1
-                break
-            bar.set_postfix(loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False)
-            bar.update()
-            if record.step == settings.steps or (
-                settings.evaluate_every and record.step % settings.evaluate_every == 0
-            ):
-                record.evaluations.append(evaluate(model, data.test, step=record.step))
-                if not math.isfinite(record.evaluations[-1].loss):  # the step itself moved the weights out of range
-                    record.status, record.stopped_at = Status.DIVERGED, step + 1
+    def go_on(self, path: Path, own: dict) -> None:
+        """From the checkpoint, if there is one of the run with this fingerprint; from now on it is kept there."""
+        if path.exists():
+            self.record = Training.read(checkpoints.load(path, own, self.model, self.optimiser))
+        self.save = partial(checkpoints.save, path, own, self.model, self.optimiser)
+
+    def run(self, place: Place) -> None:
+        """The steps that are still to do, noted in the record."""
+        record, settings = self.record, self.settings
+        if record.status != Status.INTERRUPTED:
+            return
+
+        record.commits += [commit()] if commit() not in record.commits else []
+        started = time.perf_counter() - record.seconds
+        bar = tqdm(
+            total=settings.steps,
+            initial=record.step,
+            desc=place.name,
+            disable=not place.progress,
+            position=max(int(place.progress) - 1, 0),
+            leave=None,
+            mininterval=0.5,
+        )
+
+        def keep() -> None:
+            record.seconds = time.perf_counter() - started
+            self.save(record.plain())
+
+        generators = torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        with generators, patience() as asked, bar:
+            while record.step < settings.steps and not asked:
+                step = record.step + 1
+                self._watch()
+                if not (self._step() and self._evaluate()):
+                    record.status, record.stopped_at = Status.DIVERGED, step
                     break
-            if asked:
-                break
-            if record.step % settings.checkpoint_every == 0:
-                keep()
-        if record.step == settings.steps and record.status == Status.INTERRUPTED:
-            if settings.steps in settings.watch:
-                record.watched.append(_watch(model, data, settings.steps, look))
-            record.status = Status.FINISHED
-        keep()
+                bar.set_postfix(
+                    loss=f"{record.losses[-1]:.3f}", gradient=f"{record.gradient_norms[-1]:.2g}", refresh=False
+                )
+                bar.update()
+                if record.step % settings.checkpoint_every == 0:
+                    keep()
 
+            if record.step == settings.steps and record.status == Status.INTERRUPTED:
+                self._watch()
+                record.status = Status.FINISHED
+            keep()
 
-def _batches(examples: Examples, size: int, seed: int, device: torch.device) -> Callable[[int], Examples]:
-    """step → its batch, wherever the run starts."""
-    per_epoch = len(examples) // size
-    order = lru_cache(maxsize=1)(lambda epoch: shuffled_batches(examples, size, seed, epoch))
-    return lambda step: examples.take(order(step // per_epoch)[step % per_epoch]).to(device)
+    def _watch(self) -> None:
+        """Note what is to be seen after the steps done so far, if the settings ask for it."""
+        step = self.record.step
+        if step in self.settings.watch:
+            _draw_from(derive(self.seed, "watch", step), self.device)
+            self.record.watched.append(watch(self.model, self.data, step, self.settings.look))
 
+    def _evaluate(self) -> bool:
+        """Evaluate where the settings ask for it; False if the last step moved the weights out of range."""
+        record, every = self.record, self.settings.evaluate_every
+        if record.step < self.settings.steps and (every is None or record.step % every):
+            return True
+        record.evaluations.append(evaluate(self.model, self.data.test, step=record.step))
+        return math.isfinite(record.evaluations[-1].loss)
 
-def _step(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    batch: Examples,
-    classes: int,
-    settings: Settings,
-    record: Training,
-    objective: Penalty | None,
-    penalty: Penalty | None,
-) -> bool:
-    """One step, unless loss or gradient is not finite: then the weights stay as they are."""
-    for group in optimiser.param_groups:
-        group["lr"] = settings.rate_at(record.step)
-    optimiser.zero_grad()
-    loss = objective(model, batch) if objective is not None else _loss(model(batch.x, batch.mask), batch, classes)
-    extra = penalty(model, batch) if penalty is not None else torch.zeros((), device=batch.x.device)
-    for what, value in (("objective", loss), ("penalty", extra)):
-        if not isinstance(value, Tensor) or value.shape != ():
-            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{what} must give one number, a tensor of shape (); not {given}")
-    loss = loss + extra
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
-    if not math.isfinite(loss.item()) or not math.isfinite(norm):
-        return False
-    optimiser.step()
-    record.losses.append(loss.item())
-    if penalty is not None:
-        record.penalties.append(extra.item())
-    record.gradient_norms.append(norm)
-    if settings.clip is not None and norm > settings.clip:
-        record.clipped.append(record.step)
-    return True
+    def _step(self) -> bool:
+        """One step; False if loss or gradient is not finite, and then the weights stay as they are."""
+        record, settings = self.record, self.settings
+        batch = self._batch(record.step)
+        _draw_from(derive(self.seed, "step", record.step), self.device)
+        for group in self.optimiser.param_groups:
+            group["lr"] = settings.rate_at(record.step)
+        self.optimiser.zero_grad()
+
+        loss, penalty = self._loss(batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf).item()
+        if not math.isfinite(loss.item()) or not math.isfinite(norm):
+            return False
+        self.optimiser.step()
+
+        record.losses.append(loss.item())
+        record.gradient_norms.append(norm)
+        if settings.penalty is not None:
+            record.penalties.append(penalty.item())
+        if settings.clip is not None and norm > settings.clip:
+            record.clipped.append(record.step)
+        return True
+
+    def _loss(self, batch: Examples) -> tuple[Tensor, Tensor]:
+        """What is minimised on the batch, the penalty included, and the penalty."""
+        model, settings = self.model, self.settings
+        if settings.objective is not None:
+            loss = settings.objective(model, batch)
+        else:
+            loss = answer_loss(model(batch.x, batch.mask), batch, self.data.classes)
+        penalty = torch.zeros((), device=self.device) if settings.penalty is None else settings.penalty(model, batch)
+
+        for name, value in (("objective", loss), ("penalty", penalty)):
+            if not isinstance(value, Tensor) or value.shape != ():
+                given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"{name} must give one number, a tensor of shape (); not {given}")
+        return loss + penalty, penalty
+
+    def _batch(self, step: int) -> Examples:
+        """The examples of a step, wherever the run starts."""
+        per_epoch = len(self.data.train) // self.settings.batch
+        index = self.order(step // per_epoch)[step % per_epoch]
+        return self.data.train.take(index).to(self.device)
 
 
 def _draw_from(seed: int, device: torch.device) -> None:

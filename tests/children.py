@@ -9,10 +9,10 @@ import torch
 
 def train_in_child(folder) -> None:
     torch.set_num_threads(1)
-    import_module("test_training").run(folder)
+    import_module("library.test_training").run(folder)
 
 
-def killed_at_seed_0(job, device, progress, threads):
+def killed_at_seed_0(job, line, device, progress, threads):
     if job.seed == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return import_module("pdebook.evidence.run").do(job)

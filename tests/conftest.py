@@ -24,6 +24,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.findings = defaultdict(dict)  # claim id -> {test: set of findings}
     config.skipped = []
+    config.pluginmanager.register(Skipped(config.skipped))
+    if config.option.record_claims and getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("--record-claims needs one process, which sees every finding: leave out -n")
     torch.set_num_threads(1)  # the tensors of the tests are small, and two threads get in each other's way
     # nbval gives a cell's last output 5 s to arrive, which a busy machine can miss
     initialise = nbval.plugin.IPyNbCell.__init__
@@ -33,6 +36,17 @@ def pytest_configure(config):
         self.output_timeout = 60
 
     nbval.plugin.IPyNbCell.__init__ = patient
+
+
+class Skipped:
+    """Notes what was skipped, also by the processes that tests are shared out to."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.names.append(report.nodeid)
 
 
 def test_name(item) -> str:
@@ -64,8 +78,6 @@ def evidence(request):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if report.skipped:
-        item.config.skipped.append(item.nodeid)
     if report.failed:
         for mark in item.iter_markers("claim"):
             item.config.findings[mark.args[0]].setdefault(test_name(item), set()).add("broken")

@@ -1,11 +1,13 @@
 """The project's own promises: set-up with clear words, one version, exact pins, nothing foreign in its files."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -160,9 +162,16 @@ def test_make_help_lists_every_command_of_the_readme():
     assert named <= listed
 
 
-def test_the_readme_s_example_runs():
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    exec(compile(example, "README.md", "exec"), {})
+def test_everything_that_is_imported_is_declared():
+    """A package that comes only as a dependency of another may be gone with its next release."""
+    declared = {Requirement(text).name.lower().replace("_", "-") for text in PYPROJECT["project"]["dependencies"]}
+    known = packages_distributions()
+    for path in [*(ROOT / "pdelab").rglob("*.py"), *(ROOT / "book" / "pdebook").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"pdelab", "pdebook"}:
+                assert {found.lower().replace("_", "-") for found in known[name]} & declared, f"{path.name}: {name}"
 
 
 def test_the_project_speaks_of_itself_alone():

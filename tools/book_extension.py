@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from build_book import SOLUTIONS
 from editions import edition
 from exercises import tagged
 from sphinx.errors import ConfigError
+
+from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
@@ -46,7 +49,9 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
                 linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")))
-                output["data"]["text/html"] = link_sources(linked, app.config.html_theme_options)
+                output["data"]["text/html"] = link_sources(
+                    linked, app.config.html_theme_options, lines(Path(app.srcdir))
+                )
     source[0] = json.dumps(notebook)
 
 
@@ -74,14 +79,26 @@ def link_pages(markup: str, pages: set[str], boxed: dict[str, set[str]]) -> str:
     return re.sub(r'<span class="chapter"(?: data-box="([\w-]+)")?>(\w+)</span>', chapter, markup)
 
 
-def link_sources(markup: str, options: dict) -> str:
-    """A place in the code becomes a link to the repository, where its address is known."""
+@cache
+def lines(root: Path) -> dict[str, int]:
+    """On which line each experiment and each test begins, by its place: FILE::NAME."""
+    found = {source.place: source.line for source in experiments().values()}
+    for path in root.glob("tests/**/test_*.py"):
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if match := re.match(r"def (test_\w+)\(", text):
+                found[f"{path.relative_to(root).as_posix()}::{match[1]}"] = number
+    return found
+
+
+def link_sources(markup: str, options: dict, lines: dict[str, int]) -> str:
+    """A place in the code becomes a link to its line in the repository, where the address of that is known."""
     if not (address := options.get("repository_url")):
         return markup
     branch = options.get("repository_branch") or "main"
 
     def source(match: re.Match) -> str:
-        return f'<a href="{address}/blob/{branch}/{match[2]}">{match[0]}</a>'
+        line = f"#L{lines[match[1]]}" if match[1] in lines else ""
+        return f'<a href="{address}/blob/{branch}/{match[2]}{line}">{match[0]}</a>'
 
     return re.sub(r'<code class="source">(([\w./-]+\.py)[^<]*)</code>', source, markup)
 

@@ -3,131 +3,38 @@
 Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not understood; 3 data are missing; 130 stopped.
 """
 
-import csv
 import os
 import platform
-import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
 from pathlib import Path
 
 import click
 import torch
-from platformdirs import user_data_path
 from tqdm.auto import tqdm
 
 from pdebook import ledger
 from pdebook.evidence import run as runner
 from pdebook.evidence.experiment import Scale, choose_scale
-from pdebook.ledger.record import DamagedResult, Result, Store, Summary, data_folder, summarise
+from pdebook.ledger.record import Result, Store, Summary, summarise
 from pdebook.ledger.sources import experiments
+from pdebook.terminal import DAMAGED, EXPECTED, MISSING, STOPPED, Group, Seeds, fail, matching, stores, table
 from pdelab import __version__
-from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 from pdelab.training import choose_device
 
-DAMAGED, MISSING, STOPPED = 1, 3, 130
-EXPECTED = (DamagedResult, RefusedCheckpoint, UnusableFolder, cache.DataDamaged, runner.Killed, OSError)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
-
-
-class Group(click.Group):
-    """Commands whose expected troubles end in a sentence and an exit code, not in a traceback."""
-
-    def invoke(self, ctx: click.Context):
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            fail("stopped; what is recorded stays", STOPPED)
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough: click ends quietly
-            raise
-        except cache.DataMissing as error:
-            fail(str(error), MISSING)
-        except EXPECTED as error:
-            fail(str(error), DAMAGED)
-
-
-def fail(words: str, code: int):
-    click.echo(f"pdelab: {words}", err=True)
-    sys.exit(code)
-
-
-def own_folder() -> Path:
-    """PDELAB_RESULTS; else work/results in a checkout, which git ignores; else a folder for data of the user.
-
-    The book's own record, data/results, is read beside it, and written by `make record` or where it is named.
-    """
-    if named := os.environ.get("PDELAB_RESULTS"):
-        return Path(named).expanduser()
-    checkout = data_folder().parent
-    return (
-        checkout / "work" / "results"
-        if (checkout / "pyproject.toml").exists()
-        else user_data_path("pdelab") / "results"
-    )
-
-
-def stores(folder: Path | None) -> dict[str, Store]:
-    """The folder that was named, or yours and the book's."""
-    return {"named": Store(folder)} if folder else {"yours": Store(own_folder()), "the book's": Store()}
-
-
-def table(rows: Sequence[Sequence[object]], header: Sequence[str], as_csv: bool = False, cut: bool = False) -> None:
-    """Columns, or comma-separated values. cut: lines end with … where a terminal does."""
-    if as_csv:
-        csv.writer(sys.stdout).writerows([header, *rows])
-        return
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)] + [0]  # the last column is free
-    room = shutil.get_terminal_size().columns if cut and sys.stdout.isatty() else sys.maxsize
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.echo(line if len(line) <= room else f"{line[: room - 1]}…")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="pdelab")
 def main() -> None:
     """Transformers as PDEs: run the experiments, read their results, judge the claims."""
-
-
-class Seeds(click.ParamType):
-    """5 stands for the seeds 0 to 4; 0,3,7 for these three, and 7, for seed 7 alone."""
-
-    name = "N or LIST"
-
-    def convert(self, value, param, ctx) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            parts = [int(part) for part in str(value).removesuffix(",").split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
-        seeds = parts if "," in str(value) else list(range(parts[0]))
-        if not seeds or min(seeds) < 0:
-            self.fail(f"{value!r} names no seed; use a number of at least 1, or a list of seeds from 0")
-        return list(dict.fromkeys(seeds))
-
-
-def matching(names: Iterable[str]) -> list[str]:
-    """The experiments that the names or patterns stand for: corners-* is all of them that begin so."""
-    found: dict[str, None] = {}
-    for name in names:
-        fitting = [known for known in experiments() if fnmatchcase(known, name)]
-        if not fitting:
-            near = " or ".join(get_close_matches(name, experiments()))
-            hint = (
-                f"did you mean {near}? pdelab run lists them all" if near else f"there are {', '.join(experiments())}"
-            )
-            raise click.BadParameter(f"no experiment is called {name!r}; {hint}", param_hint="NAME")
-        found |= dict.fromkeys(fitting)
-    return list(found)
 
 
 @main.command()
@@ -157,18 +64,14 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
         table(rows, ("experiment", "scales", "what it measures"))
         click.echo("Next: pdelab run NAME, or a pattern such as 'corners-*'")
         return
-    try:
-        scale, chosen = choose_scale(scale), choose_device(device)
-        torch.zeros(1, device=chosen)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
+    scale, chosen = _size_and_device(scale, device)
     wanted, known = matching(names), list(stores(folder).values())
     store = known[0]
     try:
         todo = runner.jobs(wanted, scale, seeds, known, again, steps)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
     if skipped := len(wanted) * len(seeds) - len(todo):
         places = " or ".join(str(one.folder) for one in known)
         click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
@@ -176,23 +79,22 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
     if todo:
         beside = f", {workers} at a time" if len(todo) > 1 else ""
         click.echo(f"{len(todo)} to run on {chosen}{beside}; results go to {store.folder}")
+
     options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
     stopped, failed, missing = [], [], []
-    for job, found in runner.do_all(todo, store, **options):
-        if isinstance(found, runner.Stopped):
-            stopped.append(f"{job}: {found.where}")
-        elif isinstance(found, cache.DataMissing):
-            missing.append(str(found))
-        elif isinstance(found, EXPECTED):
-            failed.append(f"{job}: failed, {found}")
-        elif isinstance(found, Exception):
-            tqdm.write("".join(traceback.format_exception(found)), file=sys.stderr)
-            failed.append(f"{job}: failed, {type(found).__name__}: {found}")
+    for job, outcome in runner.do_all(todo, store, **options):
+        if isinstance(outcome, runner.Stopped):
+            stopped.append(f"{job}: {outcome.where}")
+        elif isinstance(outcome, cache.DataMissing):
+            missing.append(str(outcome))
+        elif isinstance(outcome, EXPECTED):
+            failed.append(f"{job}: failed, {outcome}")
+        elif isinstance(outcome, Exception):
+            tqdm.write("".join(traceback.format_exception(outcome)), file=sys.stderr)
+            failed.append(f"{job}: failed, {type(outcome).__name__}: {outcome}")
         else:
-            lost = f", diverged: {', '.join(found.diverged)}" if found.diverged else ""
-            path = store.path(job.name, job.scale, job.seed)
-            less = f", cut to {found.configuration['cut']}" if "cut" in found.configuration else ""
-            tqdm.write(f"{job}: {found.status}{lost}{less}, {found.seconds:.1f} s, {path}", file=sys.stdout)
+            tqdm.write(f"{job}: {_done(outcome)}, {store.path(job.name, job.scale, job.seed)}", file=sys.stdout)
+
     troubles = [*failed, *dict.fromkeys(missing), *stopped]
     if stopped:
         repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
@@ -200,6 +102,24 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
     if troubles:
         fail("\n".join(troubles), DAMAGED if failed else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
+
+
+def _size_and_device(scale: str | None, device: str) -> tuple[Scale, torch.device]:
+    """What was asked for, if this machine has it."""
+    try:
+        size, chosen = choose_scale(scale), choose_device(device)
+        torch.zeros(1, device=chosen)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
+    return size, chosen
+
+
+def _done(result: Result) -> str:
+    """How a run ended, and how long it took."""
+    lost = f", diverged: {', '.join(result.diverged)}" if result.diverged else ""
+    less = f", cut to {result.configuration['cut']}" if "cut" in result.configuration else ""
+    return f"{result.status}{lost}{less}, {result.seconds:.1f} s"
 
 
 @main.command()

@@ -3,10 +3,10 @@
 A Dataset's name says which one it is, and stands in every result and figure made from it.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 
 from pdelab.datasets.base import Dataset
+from pdelab.options import choose
 
 # name -> module that makes it, loaded when it is asked for
 _NAMES = {
@@ -38,9 +38,5 @@ def load(name: str, **options) -> Dataset:
     >>> load("digits-rows").train.x.shape                     # (example, token, feature)
     torch.Size([1397, 8, 8])
     """
-    modules = _modules()
-    if name not in modules:
-        near = get_close_matches(name, modules) or [known for known in modules if known.startswith(name)]
-        hint = f" (did you mean {', '.join(near)}?)" if near else ""
-        raise ValueError(f"name must be one of {', '.join(modules)}; not {name!r}{hint}")
-    return import_module(f"pdelab.datasets.{modules[name]}").load(name, **options)
+    module = choose("name", name, _modules())
+    return import_module(f"pdelab.datasets.{module}").load(name, **options)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Mask
+from pdelab.options import choose
 from pdelab.seeds import stream
 
 
@@ -108,9 +109,7 @@ class Dataset:
     symbols: int | None = None
 
     def __post_init__(self):
-        sources = ("own", "built in", "synthetic", "generated", "public")
-        if self.source not in sources:
-            raise ValueError(f"source must be one of {', '.join(sources)}; not {self.source!r}")
+        choose("source", self.source, ("own", "built in", "synthetic", "generated", "public"))
 
     @property
     def length(self) -> int:

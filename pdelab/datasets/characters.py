@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.datasets.cache import fetch
+from pdelab.options import choose
 from pdelab.seeds import stream
 
 NAMES = ("synthetic-characters", "tinyshakespeare")
@@ -131,6 +132,5 @@ def shakespeare(length: int = 128) -> Dataset:
 
 def load(name: str, **options: int) -> Dataset:
     """synthetic-characters (train=4_000, test=1_000, length=64, seed=0) or tinyshakespeare (length=128)."""
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}; not {name!r}")
+    choose("name", name, NAMES)
     return synthetic(**options) if name == "synthetic-characters" else shakespeare(**options)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.datasets.cache import DataDamaged, fetch
+from pdelab.options import choose
 from pdelab.seeds import stream
 
 PATCH = 4  # the side of a patch of MNIST, in pixels
@@ -102,8 +103,7 @@ def load(name: str, *, test: int | None = None) -> Dataset:
 
     test: keep so many of the test images, evenly spaced (MNIST's first 5,000 are the easier half); None: all.
     """
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}; not {name!r}")
+    choose("name", name, NAMES)
     origin, form = name.split("-")
     train, held, y_train, y_held = _digits() if origin == "digits" else _mnist()
     tokens = _FORMS[form]

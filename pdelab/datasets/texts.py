@@ -11,16 +11,21 @@ of its topic, else any of all W = 300 words:
 Symbol 0 is padding; in the newsgroups 1 stands for every word that is not in the vocabulary.
 """
 
+import hashlib
 import math
 import re
+import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
-from pdelab.datasets.cache import fetch, fixed_order
+from pdelab.datasets.cache import DataDamaged, fetch
+from pdelab.options import choose
 from pdelab.seeds import stream
 
 NAMES = ("newsgroups", "synthetic-topics")
@@ -67,24 +72,59 @@ def _check_counts(**counts: int) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1; not {value!r}")
 
 
-def newsgroups(length: int = 256, words: int = 10_000) -> Dataset:
-    """The first `length` words of each post; the vocabulary is the `words` most frequent ones of the training posts."""
-    from sklearn.datasets import fetch_20newsgroups  # takes a second that the synthetic texts need not spend
+def read_posts(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """{"train": [(text, group), …], "test": …} of a tar file with a post in each 20news-bydate-PART/GROUP/NUMBER.
 
+    Nothing is unpacked. The posts are bytes without a stated encoding; latin1 reads any.
+    """
+    posts: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                place = PurePosixPath(member.name).parts[-3:]
+                part = place[0].removeprefix("20news-bydate-")
+                if member.isfile() and len(place) == 3 and part in posts:
+                    posts[part].append((archive.extractfile(member).read().decode("latin1"), place[1]))
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataDamaged(f"{path} is not a whole tar.gz file ({error})") from error
+    if not all(posts.values()):
+        counts = ", ".join(f"{len(some)} for {part}" for part, some in posts.items())
+        raise DataDamaged(f"{path} must hold posts in 20news-bydate-train and 20news-bydate-test; it has {counts}")
+    return posts
+
+
+# lines that quote another post, or introduce a quotation
+_QUOTED = re.compile(r"writes in|writes:|wrote:|says:|said:|^In article|^Quoted from|^\||^>")
+
+
+def body(post: str) -> str:
+    """The post without its header, its signature and what it quotes, as far as lines tell.
+
+    The header ends at the first empty line. The signature is what follows the last line of nothing but hyphens or
+    spaces; a post without such a line is kept whole.
+    """
+    text = post.partition("\n\n")[2]
+    lines = text.strip().split("\n")
+    signature = max((i for i, line in enumerate(lines) if not line.strip().strip("-")), default=0)
+    kept = lines[:signature] if signature else text.split("\n")
+    return "\n".join(line for line in kept if not _QUOTED.search(line))
+
+
+def newsgroups(length: int = 256, words: int = 10_000) -> Dataset:
+    """The first `length` words of each post; the vocabulary is the `words` most frequent ones of the training posts.
+
+    Posts stand in the order of the sha256 of their bodies: mixed, and the same in whatever order the file has them.
+    """
     _check_counts(length=length, words=words)
-    home = fetch("sklearn/20news-bydate_py3.pkz").parent  # checked: scikit-learn would open any pickle
+    posts = read_posts(fetch("newsgroups/20news-bydate.tar.gz"))
+    groups = sorted({group for some in posts.values() for _, group in some})
     parts, answers = [], []
-    for subset in ("train", "test"):
-        bunch = fetch_20newsgroups(
-            data_home=home,
-            subset=subset,
-            remove=("headers", "footers", "quotes"),
-            shuffle=False,
-            download_if_missing=False,
-        )
-        pairs = fixed_order(bunch.data, bunch.target)
+    for part in ("train", "test"):
+        pairs = [(body(text), groups.index(group)) for text, group in posts[part]]
+        pairs.sort(key=lambda pair: (hashlib.sha256(pair[0].encode()).digest(), pair[1]))
         parts.append([tokenise(text) for text, _ in pairs])
-        answers.append(torch.tensor([target for _, target in pairs]))
+        answers.append(torch.tensor([group for _, group in pairs]))
+
     numbers = vocabulary(parts[0], words)
     examples = []
     for texts, y in zip(parts, answers, strict=True):
@@ -149,6 +189,5 @@ def topics_bayes(data: Dataset) -> float:
 
 def load(name: str, **options: int) -> Dataset:
     """newsgroups (length=256, words=10_000) or synthetic-topics (train=8_000, test=2_000, seed=0)."""
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}; not {name!r}")
+    choose("name", name, NAMES)
     return newsgroups(**options) if name == "newsgroups" else topics(**options)

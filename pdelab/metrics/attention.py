@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Mask, check_mask
-from pdelab.metrics.base import mean_where, one_of, precise
+from pdelab.metrics.base import mean_where, precise
+from pdelab.options import choose
 
 
 def cosine(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
@@ -71,7 +72,7 @@ def _check_shape(P: Tensor, mask: Mask | None, name: str) -> None:
 
 def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
     """P with zeros where there is padding, in float32 at least; ValueError if a row is no distribution."""
-    one_of(heads, ("each", "mean"), "heads")
+    choose("heads", heads, ("each", "mean"))
     _check_shape(P, mask, name)
     tolerance = max(1e-5, 4 * torch.finfo(P.dtype).eps)  # a row of half precision sums to one so far only
     half = P.dtype in (torch.float16, torch.bfloat16)

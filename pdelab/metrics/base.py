@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, check_field, check_mask, first_token, keep_real
+from pdelab.options import choose
 from pdelab.solver import Trajectory
-
-
-def one_of(value: str, choices: tuple[str, ...], name: str) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; not {value!r}")
-    return value
 
 
 def precise(x: Tensor) -> Tensor:
@@ -99,7 +94,7 @@ def per_layer(
     >>> per_layer(energy, solve(lambda u: -u, torch.ones(1, 3, 2), steps=2, dt=0.5)).tolist()
     [1.0, 0.25, 0.0625]
     """
-    one_of(of, ("states", "attention"), "of")
+    choose("of", of, ("states", "attention"))
     first = _tensors(run, of, "run")
     with torch.no_grad():
         if other is None:

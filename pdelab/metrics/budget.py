@@ -15,7 +15,8 @@ from torch import Tensor
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, keep_real, lengths
 from pdelab.integrators import Euler, Integrator, LieEuler
-from pdelab.metrics.base import one_of, precise
+from pdelab.metrics.base import precise
+from pdelab.options import choose
 from pdelab.solver import Trajectory
 from pdelab.terms.base import Term
 
@@ -76,7 +77,7 @@ def budget(
             "integrator must be Euler() or LieEuler(), whose steps are sums over the terms; "
             f"not {type(integrator).__name__}"
         )
-    one_of(centre, CENTRES, "centre")
+    choose("centre", centre, CENTRES)
     if not isinstance(run, Trajectory) or len(run.states) < 2 or not _is_field(run.states[0]):
         raise ValueError("run must be a Trajectory with two states or more, made without keep")
     rows = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Mask, check_mask, keep_real, positions
-from pdelab.metrics.base import one_of
+from pdelab.options import choose
 
 READINGS = ("moment", "weights", "constant")
 
@@ -96,7 +96,7 @@ def attention_variance(P: Tensor, reading: str = "moment", mask: Mask | None = N
     reading: "moment", m₂ = Σ_j P_ij (x_j − x_i)², a square of positions; "weights", the variance over j of the numbers
     P_ij, which has no unit; "constant", 1, for the reading that it does not vary.
     """
-    one_of(reading, READINGS, "reading")
+    choose("reading", reading, READINGS)
     second = moment(P, 2, mask).mean(dim=1)
     if reading == "moment":
         return second

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, keep_real
-from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, one_of, per_layer, real_places
+from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, per_layer, real_places
+from pdelab.options import choose
 from pdelab.solver import Trajectory
 
 CENTRES = ("none", "all", "position")
@@ -32,7 +33,7 @@ def cosine(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none"
     >>> cosine(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[4.0, 3.0]]])).item()
     0.9599999785423279
     """
-    one_of(over, ("token", "state"), "over")
+    choose("over", over, ("token", "state"))
     u, v, real = _centred(u, v, mask, centre)
     if over == "state":
         u, v, real = u.flatten(1), v.flatten(1), real.any(dim=1)  # (batch, token · feature), (batch,)
@@ -102,7 +103,7 @@ def inter_layer(run: Trajectory, metric: Callable[..., Tensor] = cosine, **optio
 
 def _centred(u: Field, v: Field, mask: Mask | None, centre: str) -> tuple[Field, Field, Mask]:
     """u and v less their means, zeros where no token is, and the mask that goes with them."""
-    one_of(centre, CENTRES, "centre")
+    choose("centre", centre, CENTRES)
     u, v = clean_pair(u, v, mask)
     if centre == "none":
         return u, v, real_places(u, mask)

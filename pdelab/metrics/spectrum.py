@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask
-from pdelab.metrics.base import aligned, clean, clean_pair, one_of
+from pdelab.metrics.base import aligned, clean, clean_pair
+from pdelab.options import choose
 
 
 def power(u: Field, mask: Mask | None = None, *, bins: int | None = None) -> Tensor:
@@ -46,7 +47,7 @@ def spectral_similarity(
     long and each bin holds one frequency, more with wider bins, and 1 over "mean". A series that is zero at every token
     makes it NaN.
     """
-    one_of(over, ("series", "mean"), "over")
+    choose("over", over, ("series", "mean"))
     u, v = clean_pair(u, v, mask)
     if over == "series":
         a, b = (amplitude(w, mask, bins=bins) for w in (u, v))

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from pdelab import formulas
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, keep_real, lengths
-from pdelab.metrics.base import clean, mean_along, norm, one_of, per_layer, real_places
+from pdelab.field import Field, Mask, centred, keep_real, mean_square, token_mean
+from pdelab.metrics.base import aligned, clean, norm, per_layer, real_places
 from pdelab.metrics.jacobian import Map, logarithmic_norm
+from pdelab.options import choose
 from pdelab.solver import Trajectory
 from pdelab.terms.base import Term
 
@@ -27,7 +29,7 @@ def energy(u: Field, mask: Mask | None = None) -> Tensor:
     >>> energy(torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])).item()
     6.25
     """
-    return _half_square(clean(u, mask), mask)
+    return mean_square(clean(u, mask), mask).mean() / 2
 
 
 def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
@@ -43,12 +45,12 @@ def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
 
 def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
     """½|μ|², μ = (1/N) Σ_i u_i: what is left when all tokens have become their mean."""
-    return mean_along(clean(u, mask), mask, 1).square().sum(dim=(1, 2)).mean() / 2
+    return token_mean(clean(u, mask), mask).square().sum(dim=(1, 2)).mean() / 2
 
 
 def fluctuation(u: Field, mask: Mask | None = None) -> Tensor:
     """V = ½ (1/N) Σ_i |u_i − μ|²: exactly 0 where all tokens are equal."""
-    return _half_square(_residual(clean(u, mask), mask), mask)
+    return mean_square(centred(clean(u, mask), mask), mask).mean() / 2
 
 
 def spread(u: Field, mask: Mask | None = None) -> Tensor:
@@ -57,7 +59,19 @@ def spread(u: Field, mask: Mask | None = None) -> Tensor:
     >>> spread(torch.tensor([[[1.0], [3.0]], [[5.0], [5.0]]])).tolist()
     [1.0, 0.0]
     """
-    return _size(_residual(clean(u, mask), mask), mask)
+    return mean_square(centred(clean(u, mask), mask), mask).flatten().sqrt()
+
+
+def diameter(u: Field, mask: Mask | None = None) -> Tensor:
+    """max_{i,k} |u_i − u_k| over the real tokens of each example: (batch,).
+
+    Averages never make it larger; they may make `spread` larger.
+
+    >>> diameter(torch.tensor([[[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]]])).item()
+    5.0
+    """
+    u, real = aligned(clean(u, mask), mask)
+    return formulas.diameter(torch.where(real.unsqueeze(-1), u, u[:, :1]))  # padding stands at the first token
 
 
 def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
@@ -71,7 +85,7 @@ def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
     3.0
     """
     u = clean(u, mask)
-    rest = _residual(u, mask)
+    rest = centred(u, mask)
     with torch.no_grad():
         values = [_rate(f, v, mask) for v in (u, keep_real(u - rest, mask))]
         change = keep_real(values[0] - values[1], mask)
@@ -90,7 +104,7 @@ def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
     towards: "mean", λ(u) = ⟨u − μ, f(u) − f(μ)⟩/σ² (`growth_towards_mean`); or "all", the logarithmic norm
     μ(J) = λ_max((J + Jᵀ)/2), which bounds how fast any two neighbouring states separate.
     """
-    one_of(towards, ("mean", "all"), "towards")
+    choose("towards", towards, ("mean", "all"))
     if towards == "all":
         if run.mask is not None:
             raise ValueError("run must have no mask for towards='all': padding would count as tokens that do not move")
@@ -159,7 +173,7 @@ def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
     as far apart as before; `fluctuation` tells the two cases apart. A zero state has no value: NaN.
     """
     u = _scaled(clean(u, mask))
-    return (torch.linalg.matrix_norm(_residual(u, mask)) / torch.linalg.matrix_norm(u)).mean()
+    return (torch.linalg.matrix_norm(centred(u, mask)) / torch.linalg.matrix_norm(u)).mean()
 
 
 def stable_rank(u: Field, mask: Mask | None = None) -> Tensor:
@@ -180,7 +194,7 @@ def gradient_norms(groups: Mapping[str, Iterable[Tensor | None]], normalise: str
     >>> gradient_norms({"A": [torch.tensor([3.0, 4.0]), None]})
     {'A': 5.0}
     """
-    one_of(normalise, ("whole", "rms"), "normalise")
+    choose("normalise", normalise, ("whole", "rms"))
     found = {}
     for name, members in groups.items():
         if isinstance(members, Tensor):
@@ -213,21 +227,7 @@ def _scaled(u: Field) -> Field:
     return u / torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
-def _residual(u: Field, mask: Mask | None) -> Field:
-    """u − 1μᵀ, zero where no token is."""
-    return keep_real(u - mean_along(u, mask, 1), mask)
-
-
-def _size(u: Field, mask: Mask | None) -> Tensor:
-    """√((1/N) Σ_i |u_i|²) of each example: (batch,)."""
-    return (u.square().sum(dim=(1, 2)) / lengths(u, mask).flatten()).sqrt()
-
-
 def _not_negative(**given: float | Tensor) -> None:
     for name, value in given.items():
         if not (torch.as_tensor(value) >= 0).all():
             raise ValueError(f"{name} must not be negative; not {value}")
-
-
-def _half_square(u: Field, mask: Mask | None) -> Tensor:
-    return (u.square().sum(dim=(1, 2), keepdim=True) / lengths(u, mask)).mean() / 2

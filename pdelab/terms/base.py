@@ -1,11 +1,13 @@
 """Term: one summand of ∂u/∂t."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from torch import nn
 
 from pdelab.field import Field, Mask
+from pdelab.options import choose
+
+__all__ = ["Term", "choose"]
 
 
 class Term(nn.Module, ABC):
@@ -14,7 +16,7 @@ class Term(nn.Module, ABC):
     u: (batch, token, feature); mask: (batch, token), True where a token is real.
     """
 
-    symbol: ClassVar[str]
+    symbol: str  # its letter in the equation
 
     @abstractmethod
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field: ...
@@ -22,10 +24,3 @@ class Term(nn.Module, ABC):
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
         """The part of the rate that is the −u of P2 eq 5 and 6, which a budget may count apart; None if it has none."""
         return None
-
-
-def choose(option: str, given: str, known: dict):
-    """known[given], or a ValueError that names the option and what would work."""
-    if given not in known:
-        raise ValueError(f"{option} must be one of {', '.join(known)}; not {given!r}")
-    return known[given]

@@ -1,7 +1,6 @@
 """C: exchange between neighbouring layers of the coupled system.  (P1 eq 4/17-19)"""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ class Coupling(Term):
     outflow: the last layer gives too, C_{L,L+1}(u_L), to nobody.
     """
 
-    symbol: ClassVar[str] = "C"
+    symbol: str = "C"
 
     def __init__(self, width: int, layers: int, *, inflow: bool = False, outflow: bool = False):
         super().__init__()
@@ -46,7 +45,7 @@ class SideBySide(Term):
     None stands for a layer in which nothing happens, such as the input. The symbol is that of the first term.
     """
 
-    symbol: ClassVar[str] = ""
+    symbol: str = ""
 
     def __init__(self, terms: Sequence[Term | None], width: int):
         super().__init__()

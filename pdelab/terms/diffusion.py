@@ -4,7 +4,6 @@ Beside it stands the sum over features that P1 eq 8 prints, which moves nothing 
 """
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from pdelab.terms.base import Term
 class _SecondDerivative(Term):
     """D times a second derivative. coefficient: a number, one number per feature, or a d×d matrix on the features."""
 
-    symbol: ClassVar[str] = "D"
+    symbol: str = "D"
 
     def __init__(self, coefficient: float | Tensor, boundary: str = "reflecting"):
         super().__init__()

@@ -1,13 +1,13 @@
 """A[u]: attention, a non-local interaction of every token with every other.  (P2 eq 5; P1 eq 2, 9-11)"""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pdelab.field import Field, Mask, check_field, check_width, keep_real
+from pdelab.formulas import attention_contraction, norm2
 from pdelab.terms.base import Term
 
 
@@ -21,7 +21,7 @@ class Interaction(Term):
     strength is P1's α. causal=True lets token i see j ≤ i only: a property of the term, not of the mask.
     """
 
-    symbol: ClassVar[str] = "A"
+    symbol: str = "A"
 
     def __init__(
         self,
@@ -87,6 +87,26 @@ class Interaction(Term):
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
         return scores.softmax(dim=-1)
+
+    @torch.no_grad()
+    def contraction(self, diameter: float) -> float:
+        """|α| Σ_h ‖W_Oʰ W_Vʰ‖ tanh(‖A_h‖δ²/4), A_h = W_QʰᵀW_Kʰ/√d_h: what the term leaves of a diameter δ at most.
+
+        It is that of the rate without a leak. The bounds of the heads add up, so that several heads may have a sum
+        above 1, which says nothing.
+        """
+        if self.causal:
+            raise ValueError("causal must be False: the first token sees itself alone, and no diameter has to shrink")
+        delta = torch.as_tensor(diameter, dtype=torch.float64)
+        query, key, value = (w.double().split(self.head_width) for w in self.qkv.weight.chunk(3))
+        out = self.out.weight.double().split(self.head_width, dim=1)
+        out = out * (self.heads // len(out))  # a shared output is that of every head
+
+        total = 0.0
+        for q, k, v, o in zip(query, key, value, out, strict=True):
+            A = q.T @ k / math.sqrt(self.head_width)
+            total += (norm2(o @ v) * attention_contraction(A, delta)).item()
+        return abs(self.strength) * total
 
 
 class SharedOutputInteraction(Interaction):

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_width, keep_real, positions
 from pdelab.formulas import Constants, reaction_constants
-from pdelab.terms.base import Term, choose
+from pdelab.options import choose
+from pdelab.terms.base import Term
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
@@ -26,7 +26,7 @@ class Reaction(Term):
     source is P1's external input g(x, t): it gets the positions (batch, token) and gives a field.
     """
 
-    symbol: ClassVar[str] = "R"
+    symbol: str = "R"
 
     def __init__(
         self,
@@ -61,11 +61,12 @@ class Reaction(Term):
         return -keep_real(u, mask) if self.leak else None
 
     @torch.no_grad()
-    def constants(self) -> Constants:
+    def constants(self) -> Constants[float]:
         """λ₋, λ and K of `reaction_constants` for these weights, as numbers; κ = 1 with a leak, else 0."""
         slopes = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
         inner, outer = self.inner.weight.double(), self.outer.weight.double()
-        return Constants(*(c.item() for c in reaction_constants(inner, outer, slopes, float(self.leak))))
+        lower, upper, lipschitz = reaction_constants(inner, outer, slopes, float(self.leak))
+        return Constants(lower.item(), upper.item(), lipschitz.item())
 
 
 class Rectified(Term):
@@ -80,7 +81,7 @@ class Rectified(Term):
     True
     """
 
-    symbol: ClassVar[str] = "R"
+    symbol: str = "R"
 
     def __init__(self, width: int):
         super().__init__()

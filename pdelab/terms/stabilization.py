@@ -6,12 +6,12 @@ keeps eq 9's statistics over space and LayerNorm's form, and it bounds the field
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask, check_field, check_width, first_token, keep_real, positions, token_mean
+from pdelab.field import Field, Mask, centred, check_field, check_width, keep_real, mean_square, positions
 from pdelab.terms.base import Term
 
 
@@ -25,14 +25,15 @@ def _check_norm_width(width: int) -> None:
         raise ValueError(f"width must be at least 1; not {width}")
 
 
-def fluctuation(u: Field, mask: Mask | None = None) -> tuple[Field, Tensor]:
-    """u − μ and σ² = ∫|u − μ|² dx, with μ the mean over tokens: (batch, token, feature) and (batch, 1, 1)."""
-    check_width(u)
-    # measured from the first real token, so that tokens that agree leave exactly 0 and not the rounding of their mean
-    start = torch.zeros_like(u[:, :1, :1], dtype=torch.long) if mask is None else first_token(mask)
-    rest = u - u.gather(1, start.expand(-1, -1, u.shape[-1]))
-    rest = keep_real(rest - token_mean(rest, mask), mask)
-    return rest, token_mean((rest**2).sum(dim=-1, keepdim=True), mask)
+def normalised(u: Field, eps: float | Tensor = 1e-5, mask: Mask | None = None) -> Field:
+    """N(u) = (u − μ)/√(σ² + ε), μ and σ² = ‖u − μ‖² over the tokens; 0 where all tokens agree, also for ε = 0.
+
+    eps: one number, or one for each example, (batch, 1, 1).
+    """
+    rest = centred(u, mask)
+    variance = mean_square(rest, mask) + eps  # (batch, 1, 1)
+    safe = torch.where(variance > 0, variance, torch.ones_like(variance))
+    return rest / safe.sqrt()
 
 
 class SpatialStabilization(Term):
@@ -43,7 +44,7 @@ class SpatialStabilization(Term):
     tokens agree. A γ that depends on x moves the mean and can add energy.
     """
 
-    symbol: ClassVar[str] = "S"
+    symbol: str = "S"
 
     def __init__(self, strength: float | Callable[[Tensor, float], Tensor] = 1.0, eps: float = 1e-5):
         super().__init__()
@@ -51,8 +52,7 @@ class SpatialStabilization(Term):
         self.strength, self.eps = strength, eps
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        rest, variance = fluctuation(u, mask)
-        return keep_real(-self._strength(u, t, mask) * _divided(rest, variance + self.eps), mask)
+        return keep_real(-self._strength(u, t, mask) * normalised(u, self.eps, mask), mask)
 
     def _strength(self, u: Field, t: float, mask: Mask | None) -> float | Tensor:
         if not callable(self.strength):
@@ -71,7 +71,7 @@ class CorrectedStabilization(Term):
     Not P2 eq 9: that term is −γ(u − μ)/√(σ² + ε), which does not touch the mean.
     """
 
-    symbol: ClassVar[str] = "S"
+    symbol: str = "S"
 
     def __init__(self, strength: float = 1.0, eps: float = 1e-5):
         super().__init__()
@@ -79,14 +79,7 @@ class CorrectedStabilization(Term):
         self.strength, self.eps = strength, eps
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        rest, variance = fluctuation(u, mask)
-        return self.strength * keep_real(_divided(rest, variance + self.eps) - u, mask)
-
-
-def _divided(rest: Field, variance: Tensor) -> Field:
-    """rest/√variance, and 0 where both are 0 (ε = 0 on a constant field)."""
-    safe = torch.where(variance > 0, variance, torch.ones_like(variance))
-    return rest / safe.sqrt()
+        return self.strength * keep_real(normalised(u, self.eps, mask) - u, mask)
 
 
 class LayerNormRate(Term):
@@ -95,7 +88,7 @@ class LayerNormRate(Term):
     centre=False takes RMSNorm, g ⊙ z/√(|z|²/d + ε), in place of LN: no mean is taken off, and there is no bias.
     """
 
-    symbol: ClassVar[str] = "S"
+    symbol: str = "S"
 
     def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
@@ -113,7 +106,7 @@ class LayerNormRate(Term):
 class PreNorm(Term):
     """T[LN(u)]: a term that reads the normalised field. Pre-LayerNorm is this composition; it is not a term S."""
 
-    symbol: ClassVar[str] = ""
+    symbol: str = ""
 
     def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
         super().__init__()
@@ -133,4 +126,4 @@ class PreNorm(Term):
         check_width(u, self.width)
         u = keep_real(u, mask)
         check_field(u)
-        return self.term.weights(self.norm(u), mask)
+        return cast(Any, self.term).weights(self.norm(u), mask)  # an Interaction has them; others say so

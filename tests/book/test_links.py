@@ -1,8 +1,13 @@
 """How the book turns what a notebook stores into links."""
 
+from pathlib import Path
+
 import book_extension
 import pytest
 
+from pdebook import ledger
+
+ROOT = Path(__file__).parents[2]
 PAGES = {"book/first_look", "book/ledger"}
 BOXED = {"first_look": {"box-p1-eq8"}}
 OPTIONS = {"repository_url": "https://github.com/us/book", "repository_branch": "trunk"}
@@ -28,10 +33,21 @@ def test_a_chapter_becomes_a_link_to_its_box_if_both_are_there(stored, shown):
 
 def test_a_place_in_the_code_is_a_link_only_where_the_repository_is_known():
     stored = '<code class="source">tests/test_a.py::test_b</code>'
-    assert book_extension.link_sources(stored, {"repository_url": ""}) == stored
+    assert book_extension.link_sources(stored, {"repository_url": ""}, {}) == stored
     address = "https://github.com/us/book/blob/trunk/tests/test_a.py"
-    assert book_extension.link_sources(stored, OPTIONS) == f'<a href="{address}">{stored}</a>'
-    assert book_extension.link_sources("<code>no place</code>", OPTIONS) == "<code>no place</code>"
+    assert book_extension.link_sources(stored, OPTIONS, {}) == f'<a href="{address}">{stored}</a>'
+    assert book_extension.link_sources("<code>no place</code>", OPTIONS, {}) == "<code>no place</code>"
+    lines = {"tests/test_a.py::test_b": 12}
+    assert book_extension.link_sources(stored, OPTIONS, lines) == f'<a href="{address}#L12">{stored}</a>'
+
+
+def test_every_piece_of_evidence_leads_to_the_line_where_it_begins():
+    lines = book_extension.lines(ROOT)
+    for row in ledger.rows(ledger.judge_all()):
+        for place in row["from"].split():
+            file, _, name = place.partition("::")
+            begins = (ROOT / file).read_text(encoding="utf-8").splitlines()[lines[place] - 1]
+            assert begins.startswith((f"def {name}(", f"{name} = ")), place
 
 
 def test_the_boxes_of_a_notebook_are_found(tmp_path):

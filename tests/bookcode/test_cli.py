@@ -12,6 +12,7 @@ import time
 import children
 import pytest
 from click.testing import CliRunner
+from made_claims import attack_run
 
 from pdebook import cli
 from pdebook.evidence import run as runner
@@ -281,12 +282,12 @@ def test_claims_are_chosen_by_verdict_and_chapter():
 
 def test_a_claim_shows_ours_and_the_control_with_intervals(places):
     store = Store(places / "results")
-    found = {"printed_violations": 3, "corrected_violations": 0, "control_violations": 5}
-    attempts = dict.fromkeys(("printed_attempts", "corrected_attempts", "control_attempts"), 9)
-    store.save(Result("attack_scheme", {}, "book", 0, "finished", found | attempts))
+    figures, controls = attack_run(printed_a=(3, {}), corrected_b=(0, {"K": 5}))
+    store.save(Result("attack_scheme", {}, "book", 0, "finished", figures, controls))
     (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm2"]
-    assert row["ours"] == "violations: 3 in 9 attempts on the printed; 0 in 9 attempts on the corrected"
-    assert row["control"] == "violations: 5 in 9 attempts on the false control"
+    ours = "3 in 100 attempts on 1 printed statement; 0 in 100 attempts on 1 corrected statement"
+    assert row["ours"] == f"violations: {ours}"
+    assert row["control"] == "1 of 1 false neighbours broken in every seed"
     assert row["from"] == "book/pdebook/chapters/scheme/attack.py::run"
 
 

@@ -25,7 +25,7 @@ from pdelab.seeds import normal
 from pdelab.solver import Trajectory
 from pdelab.status import Status
 from pdelab.terms.diffusion import Diffusion
-from pdelab.training import Settings, Training, train
+from pdelab.training import Place, Settings, Training, train
 
 IMAGES = TASKS["images"][Scale.SMOKE]
 
@@ -81,7 +81,7 @@ def test_a_run_keeps_to_its_threads_in_linear_algebra_too():
     """A probe of scikit-learn on two threads took six times as long beside another run on the second core."""
     seen = []
 
-    @experiment(Scale.SMOKE)
+    @experiment("counted", Scale.SMOKE)
     def counted(scale, seed, work):
         """What a run may use."""
         seen.extend([torch.get_num_threads(), *_blas_threads()])
@@ -322,7 +322,7 @@ def test_a_cut_training_is_shorter_and_says_so():
 def test_seeds_differ_in_weights_and_batches(digits):
     (_, zero), (_, one) = (fit("residual", IMAGES, digits, seed, Workplace()) for seed in (0, 1))
     same_model = build("residual", IMAGES, digits, 0)
-    other_batches = train(same_model, digits, IMAGES.settings, seed=1, progress=False)
+    other_batches = train(same_model, digits, IMAGES.settings, seed=1, place=Place(progress=False))
     assert len({zero.losses[0], one.losses[0], other_batches.losses[0]}) == 3
 
 
@@ -395,11 +395,11 @@ def test_an_unknown_scale_is_refused(monkeypatch):
 
 
 def test_an_experiment_says_its_sizes_and_how_long_it_took():
-    @experiment(Scale.BOOK)
+    @experiment("x", Scale.BOOK)
     def run(scale, seed, work):
         return Result("x", {}, scale, seed, "finished", {})
 
-    assert run.scales == (Scale.BOOK,)
+    assert (run.name, run.scales) == ("x", (Scale.BOOK,))
     assert run("book", 3).seconds > 0
     with pytest.raises(ValueError, match="scale must be book, the sizes this experiment has; not 'paper'"):
         run("paper", 0)

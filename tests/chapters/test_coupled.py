@@ -8,7 +8,7 @@ import torch
 from systems import seeded
 from torch.nn.functional import cross_entropy
 
-from pdebook.chapters.continuum_limit.continuum import slope
+from pdebook.evidence.stacks import slope
 from pdebook.chapters.coupled_layers import algorithm1, bottleneck
 from pdebook.chapters.coupled_layers import attack as attack_coupled
 from pdebook.chapters.coupled_layers import laws as flow

@@ -8,6 +8,7 @@ from systems import SEQUENCES, assert_padding_changes_nothing, field, fields, ma
 
 from pdelab.field import (
     BOUNDARIES,
+    centred,
     check_boundary,
     check_field,
     check_mask,
@@ -16,6 +17,7 @@ from pdelab.field import (
     laplacian_eigenvalues,
     laplacian_modes,
     lengths,
+    mean_square,
     positions,
     token_mean,
 )
@@ -116,6 +118,23 @@ def test_token_mean_is_the_midpoint_rule_for_the_integral():
     assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.01)
 
 
+def test_what_is_left_without_the_mean_is_that_of_each_sequence_by_itself():
+    u, mask = padded()
+    rest = centred(u, mask)
+    for row, one in enumerate(SEQUENCES):
+        assert torch.allclose(rest[row, mask[row]], one[0] - one[0].mean(dim=0), atol=1e-15)
+        assert torch.allclose(mean_square(rest, mask)[row], one.var(dim=1, correction=0).sum(), atol=1e-15)
+    assert (rest[~mask] == 0).all()
+    assert torch.allclose(centred(field()), field() - token_mean(field()), atol=1e-15)
+
+
+def test_nothing_is_left_of_equal_tokens_without_their_mean():
+    u = torch.full((1, 7, 3), 0.1) + torch.arange(3)  # 7 times 0.1 over 7 is not 0.1 in floats
+    mask = torch.tensor([[False, True, True, True, True, True, False]])
+    assert (centred(u) == 0).all()
+    assert (centred(u, mask) == 0).all()
+
+
 def test_nothing_is_left_of_what_a_padded_place_held():
     u, mask = padded(fill=math.inf)
     assert torch.isfinite(keep_real(u, mask)).all()
@@ -128,7 +147,15 @@ def test_nothing_is_left_of_what_a_padded_place_held():
 def test_dtype_follows_the_field(dtype):
     u, mask = field(dtype=dtype), torch.ones(2, 5, dtype=torch.bool)
     made = [laplacian(u, b, m) for b in BOUNDARIES for m in (None, mask)]
-    made += [token_mean(u, mask), positions(u, mask), lengths(u, None), lengths(u, mask)]
+    made += [
+        centred(u),
+        centred(u, mask),
+        mean_square(u),
+        token_mean(u, mask),
+        positions(u, mask),
+        lengths(u, None),
+        lengths(u, mask),
+    ]
     assert {x.dtype for x in made} == {dtype}
 
 
@@ -169,7 +196,7 @@ def test_padding_before_or_after_is_a_mask(mask):
     check_mask(mask, torch.ones(1, 3, 2))
 
 
-@pytest.mark.parametrize("function", [laplacian, token_mean])
+@pytest.mark.parametrize("function", [laplacian, token_mean, centred])
 @pytest.mark.parametrize("u", [torch.ones(3, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 0, 4)])
 def test_a_field_of_wrong_rank_or_without_tokens_is_refused(function, u):
     with pytest.raises(ValueError, match=r"^u must"):

@@ -10,6 +10,7 @@ import signal
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from children import train_in_child
@@ -19,11 +20,13 @@ from torch import nn
 from pdelab import checkpoints, training
 from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
-from pdelab.models import simulator, transformer, with_ends
+from pdelab.evaluation import PROBE, evaluate, wilson
+from pdelab.models import simulator, transformer, with_bottleneck, with_ends
 from pdelab.seeds import stream
-from pdelab.training import PROBE, Settings, evaluate, train, wilson
+from pdelab.training import HOOKS, Place, Settings, train
 
 WIDTH, LENGTH, SYMBOLS = 8, 6, 5
+QUIET = Place(progress=False)
 
 
 def counting(count: int, name: str) -> Examples:
@@ -63,8 +66,10 @@ def weights(module):
 
 
 def run(folder=None, settings=SETTINGS, seed=0, net=None, data=DATA, **options):
+    """The model and the record of its training; options: look, objective and penalty."""
     net = model() if net is None else net
-    return net, train(net, data, settings, seed=seed, folder=folder, progress=False, **options)
+    settings = dataclasses.replace(settings, **options) if options else settings
+    return net, train(net, data, settings, seed=seed, place=Place(folder=folder, progress=False))
 
 
 def same(one, other):
@@ -133,7 +138,7 @@ def test_every_epoch_sees_each_example_at_most_once_and_mixes_anew():
 
 
 def test_language_models_train_on_every_token_to_certainty():
-    record = train(decoder(), NEXT, Settings(steps=150, batch=16, rate=2e-2), seed=0, progress=False)
+    record = train(decoder(), NEXT, Settings(steps=150, batch=16, rate=2e-2), seed=0, place=QUIET)
     assert record.status == "finished"
     assert record.accuracy == 1.0  # the next symbol of a cycle is certain
     assert record.evaluations[-1].examples == 8
@@ -145,7 +150,7 @@ def test_padding_has_no_part_in_the_loss_of_a_language_model():
     data = dataclasses.replace(NEXT, train=Examples(NEXT.train.x, garbled, mask))
     short = dataclasses.replace(NEXT, train=Examples(NEXT.train.x[:, :5], NEXT.train.y[:, :5]))
     settings = Settings(steps=1, batch=32)
-    losses = [train(decoder(), d, settings, seed=0, progress=False).losses[0] for d in (data, short)]
+    losses = [train(decoder(), d, settings, seed=0, place=QUIET).losses[0] for d in (data, short)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -175,7 +180,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_though_the_loss_is():
         def forward(self, x, mask=None):
             return self.p.abs().sqrt().expand(len(x), 2)
 
-    record = train(Steep(), DATA, Settings(steps=3, batch=32), seed=0, progress=False)
+    record = train(Steep(), DATA, Settings(steps=3, batch=32), seed=0, place=QUIET)
     assert (record.status, record.stopped_at, record.losses) == ("diverged", 1, [])
 
 
@@ -233,10 +238,10 @@ def test_any_module_can_be_trained_and_its_children_are_watched():
     torch.manual_seed(0)
     net = Bag()
     start = {name: value.clone() for name, value in net.state_dict().items()}
-    first = train(net, DATA, SETTINGS, seed=0, progress=False)
+    first = train(net, DATA, SETTINGS, seed=0, place=QUIET)
     net.load_state_dict(start)
     torch.manual_seed(99)  # the caller's generator has no part in it
-    second = train(net, DATA, SETTINGS, seed=0, progress=False)
+    second = train(net, DATA, SETTINGS, seed=0, place=QUIET)
     assert same(first, second)  # dropout too follows from the seed
     assert list(first.watched[0].gradient_norm) == ["table", "out", "drop"]
     assert first.watched[0].fidelity == []
@@ -269,9 +274,94 @@ def test_a_penalty_that_is_no_single_number_is_refused(given):
         run(penalty=lambda net, batch: given)
 
 
-def test_a_penalty_that_a_checkpoint_could_not_tell_from_another_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="functions of a module"):
-        run(folder=tmp_path, penalty=lambda net, batch: weight_size(net, batch))
+class Callable:
+    """Its address is all that tells it from another."""
+
+    def __call__(self, net, batch=None):
+        return weight_size(net, batch)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda net, batch=None: weight_size(net, batch),
+        Callable(),
+        Callable().__call__,
+        partial(lambda net, beta: weight_size(net, None, beta), beta=0.5),
+        partial(weight_size, beta=Callable()),
+    ],
+    ids=["a lambda", "an object", "a method", "a partial of a lambda", "an argument without a name"],
+)
+def test_what_a_checkpoint_could_not_tell_from_another_is_refused_before_any_step(tmp_path, hook, given):
+    words = f"{hook} must be a function of a module, a functools.partial of one, or a dataclass"
+    with pytest.raises(ValueError, match=words):
+        run(folder=tmp_path / "run", **{hook: given})
+    assert not (tmp_path / "run").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearest:
+    """look(model): how near the outputs on some examples are to a tensor, and the outputs themselves."""
+
+    examples: Examples
+    target: torch.Tensor
+
+    def __call__(self, net):
+        logits = net(self.examples.x, self.examples.mask)
+        return {"distance": (logits - self.target).norm().item(), "logits": logits}
+
+
+def test_a_look_is_known_by_every_number_in_it(tmp_path):
+    """The text of a large tensor leaves most of its entries out, and that of Examples all of them."""
+    examples, target = DATA.test.take(slice(0, 100)), torch.zeros(100, 2)
+    run(folder=tmp_path, look=Nearest(examples, target))
+    other, answers = target.clone(), examples.y.clone()
+    other[50, 1], answers[50] = 1e-6, 1 - answers[50]
+    for look in (Nearest(examples, other), Nearest(dataclasses.replace(examples, y=answers), target)):
+        with pytest.raises(RefusedCheckpoint, match=r"settings \(look\)"):
+            run(folder=tmp_path, look=look)
+    assert run(folder=tmp_path, look=Nearest(examples, target))[1].status == "finished"
+
+
+def test_what_a_look_saw_before_an_interruption_is_there_when_the_run_goes_on(tmp_path):
+    look = Nearest(DATA.test.take(slice(0, 10)), torch.zeros(10, 2))
+    _, record = run(look=look)
+    _, first = run(tmp_path, net=interrupted(model(), 25), look=look)
+    assert first.status == "interrupted"
+    assert [seen.step for seen in first.watched] == [0, 15]
+    _, second = run(tmp_path, look=look)
+    assert second.losses == record.losses
+    for seen, again in zip(record.watched, second.watched, strict=True):
+        assert seen.looked["distance"] == again.looked["distance"]
+        assert torch.equal(seen.looked["logits"], again.looked["logits"])
+
+
+def random_look(net):
+    return {"drawn": torch.rand(()).item(), "numpy": np.float64(1.5), "whole": np.int64(2), "list": (np.float32(0.5),)}
+
+
+def test_a_look_may_draw_random_numbers_and_give_those_of_numpy(tmp_path):
+    _, record = run(look=random_look)
+    run(tmp_path, net=interrupted(model(), 20), look=random_look)
+    _, again = run(tmp_path, look=random_look)
+    assert same(record, again)
+    drawn = [seen.looked.pop("drawn") for seen in record.watched]
+    assert len(set(drawn)) == 3
+    assert record.watched[0].looked == {"numpy": 1.5, "whole": 2, "list": [0.5]}
+
+
+@pytest.mark.parametrize("given", [np.zeros(2), "a word", None, [np.zeros(2)]])
+def test_a_look_that_gives_what_no_checkpoint_holds_is_told_what_would_work(given):
+    with pytest.raises(ValueError, match=r"look must give numbers, lists of numbers or tensors .* 'what' is"):
+        run(look=lambda net: {"what": given})
+
+
+def test_a_model_that_notes_its_last_call_goes_on_as_the_same_object(tmp_path):
+    core = transformer(WIDTH, 1, 2, 16)
+    net = with_bottleneck(core, WIDTH, 2, outputs=2, length=LENGTH, symbols=SYMBOLS)
+    _, first = run(tmp_path, net=interrupted(net, 20))
+    assert (first.status, run(tmp_path, net=net)[1].status) == ("interrupted", "finished")
 
 
 def weights_alone(net, batch):
@@ -440,7 +530,7 @@ def test_weights_without_dimension_are_kept_too(tmp_path):
             return self.scale * self.out(nn.functional.pad(x, (0, LENGTH - x.shape[1])).float())
 
     torch.manual_seed(0)
-    assert train(Scaled(), DATA, SETTINGS, seed=0, folder=tmp_path, progress=False).status == "finished"
+    assert train(Scaled(), DATA, SETTINGS, seed=0, place=Place(folder=tmp_path, progress=False)).status == "finished"
 
 
 def test_a_run_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
@@ -466,7 +556,7 @@ def test_watching_changes_nothing():
     for watch in ((), (0, 15, 30)):
         torch.manual_seed(0)
         net = Normed()
-        train(net, DATA, dataclasses.replace(SETTINGS, watch=watch), seed=0, progress=False)
+        train(net, DATA, dataclasses.replace(SETTINGS, watch=watch), seed=0, place=QUIET)
         found.append(weights(net))
     assert torch.equal(*found)
 
@@ -493,7 +583,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
         ({"data": dataclasses.replace(DATA, test=DATA.train.take(slice(0, 100)))}, "data"),
         ({"net": model(dt=0.5)}, "model"),
         ({"net": model(causal=True)}, "model"),
-        ({"look": weights}, "look"),
+        ({"look": weights}, r"settings \(look\)"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
@@ -526,6 +616,9 @@ def test_a_setting_that_is_gone_is_named(tmp_path):
         ({"rate": math.inf}, "rate"),
         ({"rate": "1e-3"}, "rate"),
         ({"watch": 30}, "watch"),
+        ({"look": 3}, "look"),
+        ({"objective": "mse"}, "objective"),
+        ({"penalty": 0.1}, "penalty"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, word):
@@ -580,11 +673,13 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
         run(seed=seed)
 
 
-def test_what_is_no_dataset_and_no_settings_is_refused():
+def test_what_is_no_dataset_no_settings_and_no_place_is_refused():
     with pytest.raises(ValueError, match="data must be a Dataset; not str"):
         run(data="digits-rows")
     with pytest.raises(ValueError, match="settings must be a Settings; not int"):
         run(settings=30)
+    with pytest.raises(ValueError, match="place must be a Place; not str"):
+        train(model(), DATA, SETTINGS, seed=0, place="cpu")
 
 
 def test_weights_of_no_child_are_watched_as_own():
@@ -593,5 +688,5 @@ def test_weights_of_no_child_are_watched_as_own():
             super().__init__(lambda x: self.out(self.p.expand(len(x), 1)))
             self.out = nn.Linear(1, 2)
 
-    record = train(Own(), DATA, SETTINGS, seed=0, progress=False)
+    record = train(Own(), DATA, SETTINGS, seed=0, place=QUIET)
     assert list(record.watched[0].gradient_norm) == ["out", "own"]

@@ -26,9 +26,9 @@ def choose_scale(scale: str | None = None) -> Scale:
 class Workplace:
     """How a run is done, as opposed to what. Device and threads may change a figure by rounding, and are recorded.
 
-    folder: where checkpoints are kept until the result is; None: nowhere.
-    progress: the line of the terminal for a progress bar, from 1; 0: none.
-    steps: cut every training to so many steps; None: as the scale has it. A Result says what was cut.
+    folder: where checkpoints are kept until the Result is recorded; None: nowhere.
+    progress: the line of the terminal for a progress bar, from 1; 0: no bar.
+    steps: cut every training to this many steps; None: as the scale has it. A Result says what was cut.
     threads: of torch, NumPy and SciPy on a CPU. One is fastest for models as small as the book's, and far faster on a
     busy machine.
     """
@@ -40,6 +40,7 @@ class Workplace:
     steps: int | None = None
 
     def inside(self, name: str) -> Path | None:
+        """The folder for the checkpoint of one training of this run."""
         return None if self.folder is None else self.folder / name
 
 
@@ -62,11 +63,11 @@ Run = Callable[[Scale, int, Workplace], Result]
 
 
 def experiment(name: str, *scales: Scale, cuts: bool = False) -> Callable[[Run], Run]:
-    """Make of a function the experiment `name` with these sizes: run(scale, seed, work=HERE), timed; others refused.
+    """Make of a function run(scale, seed, work) the experiment `name`, which has these scales and refuses others.
 
-    cuts: it heeds `work.steps`; one that does not refuses them. One size is enough for an exact computation, which has
-    no larger form. The Result's `seconds` are those of this
-    call: a run that was stopped and went on took longer in all.
+    An exact computation has no larger form: one scale is enough for it.
+    cuts: it heeds `work.steps`; an experiment that does not refuses them.
+    The Result's `seconds` are those of this call: a run that was stopped and went on took longer in all.
     """
 
     def of(run: Run) -> Run:

@@ -5,14 +5,15 @@ import multiprocessing
 import os
 import shutil
 import signal
+import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -26,7 +27,7 @@ from pdelab.training import choose_device, patience
 
 
 def find(name: str) -> Run:
-    """The function run(scale, seed, work) of an experiment; its `scales` are the sizes it has."""
+    """The function run(scale, seed, work) of an experiment; its `scales` are those it has."""
     known = experiments()
     if name not in known:
         raise ValueError(f"no experiment is called {name!r}; there are {', '.join(known)}")
@@ -60,10 +61,12 @@ def jobs(
     again: bool = False,
     steps: int | None = None,
 ) -> list[Job]:
-    """What is in none of the stores, or damaged there; with `again` everything. Other scales are refused.
+    """The jobs that are to be done: one per experiment and seed, without those whose Result a store has.
 
-    steps: cut every training to so many; refused by an experiment whose training cannot be cut. The first store is
-    where the Results go: a full training may replace a cut one there, a shorter one none that is longer.
+    A Result that is damaged counts as missing. again: do all of them, recorded or not.
+    steps: cut every training to this many; refused by an experiment whose training cannot be cut.
+    The first store is where the Results will go. A full training may replace a cut one there; a shorter training that
+    would replace a longer one is refused.
     """
     for name in names:
         if scale not in find(name).scales:
@@ -79,7 +82,7 @@ def jobs(
 
 
 def _there(job: Job, store: Store) -> Result | None:
-    """What the store has in the job's place, if it is whole."""
+    """The Result that the store has of this experiment, scale and seed; None if it has none, or a damaged one."""
     path = store.path(job.name, job.scale, job.seed)
     try:
         return store.read(path) if path.exists() else None
@@ -88,6 +91,7 @@ def _there(job: Job, store: Store) -> Result | None:
 
 
 def _steps(found: Result) -> float:
+    """How long the training was; what trains nothing is longer than any."""
     return found.configuration.get("settings", {}).get("steps", math.inf)
 
 
@@ -102,6 +106,7 @@ def _recorded(job: Job, store: Store) -> bool:
 
 
 def _keep_longer(job: Job, store: Store) -> None:
+    """Refuse a job that would replace a longer training."""
     found = _there(job, store)
     if found is not None and job.steps is not None and _steps(found) > job.steps:
         raise ValueError(
@@ -112,22 +117,22 @@ def _keep_longer(job: Job, store: Store) -> None:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was interrupted; the same job goes on from its checkpoints."""
+    """A run that was interrupted, and where; the same job goes on from its checkpoints."""
 
     where: str
 
 
 class Killed(RuntimeError):
-    """The process of a run is gone; what it had kept stays."""
+    """The process of a run is gone; its checkpoints stay."""
 
 
 Outcome = Result | Stopped | Exception
 
 
 def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Result | Stopped:
-    """The Result, recorded nowhere yet, or where the run was stopped."""
-    work = Workplace(str(choose_device(device)), job.folder, progress, threads, job.steps)
+    """Do one job: its Result, recorded nowhere yet, or where it was stopped."""
     try:
+        work = Workplace(str(choose_device(device)), job.folder, progress, threads, job.steps)
         return find(job.name)(job.scale, job.seed, work)
     except Interrupted as stop:
         return Stopped(str(stop))
@@ -170,21 +175,65 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) 
             return
 
 
-_line = 1  # of the terminal, for the bar of this worker
+class _Worker:
+    """A process that does one job after the other; if it was killed, the next job begins a new one."""
+
+    def __init__(self, line: int, lock):
+        self.line, self.lock = line, lock  # of the terminal, for its progress bar; of all bars, which take turns
+        self.process: BaseProcess | None = None
+
+    def give(self, job: Job, work: Callable[..., Result | Stopped]) -> None:
+        """Begin work(job, line)."""
+        self.job = job
+        if self.process is None or not self.process.is_alive():
+            context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
+            self.pipe, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(theirs, self.lock))
+            with _deaf():
+                self.process.start()
+            theirs.close()  # so that the pipe ends with the process
+        self.pipe.send(partial(work, job, self.line))
+
+    def outcome(self) -> Outcome:
+        """What came of the job, once the pipe has something to read."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()  # it is on its way out
+            return Killed("its process was killed, perhaps for lack of memory; --jobs 1 needs less")
+
+    def tell(self) -> None:
+        """Stop after the current step. A terminal tells every process itself, kill -INT the parent alone."""
+        if self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGINT)
+
+    def end(self) -> None:
+        """Wait for the process, which ends when it has no job and the pipe is closed."""
+        if self.process is not None:
+            self.pipe.close()
+            self.process.join()
 
 
-def _begin(line: int, lock) -> None:
-    """A worker: a line of its own, and between two jobs it leaves Ctrl-C to the parent."""
-    global _line
-    _line = line
+def _serve(pipe: Connection, lock) -> None:
+    """In a worker: do what comes through the pipe until it is closed. Between two jobs Ctrl-C is left to the parent."""
     tqdm.set_lock(lock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):  # the pipe is closed
+        while True:
+            work = pipe.recv()
+            try:
+                found = work()
+            except Exception as fault:
+                fault.add_note("".join(traceback.format_exception(fault)))  # its traceback stays behind
+                found = fault
+            pipe.send(found)
 
 
-def _work(job: Job, device: str, progress: bool, threads: int) -> Result | Stopped:
+def _work(job: Job, line: int, device: str, progress: bool, threads: int) -> Result | Stopped:
+    """In a worker: one job, which Ctrl-C stops."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return do(job, device, _line if progress else 0, threads)
+        return do(job, device, line if progress else 0, threads)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -192,51 +241,36 @@ def _work(job: Job, device: str, progress: bool, threads: int) -> Result | Stopp
 def _side_by_side(
     todo: Sequence[Job], device: str, progress: bool, threads: int, workers: int
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Every worker is a pool of its own with one job at a time.
-
-    A job that waits in a pool could not be called back, and a process that is killed breaks its whole pool.
-    """
-    context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
-    lock = context.RLock()  # bars of several processes take turns
+    """Each worker has one job at a time: no job waits where it could not be called back."""
+    lock = multiprocessing.get_context("spawn").RLock()
     tqdm.set_lock(lock)
+    work = partial(_work, device=device, progress=progress, threads=threads)
+    free = deque(_Worker(line, lock) for line in range(2, workers + 2))  # line 1 counts the jobs
+    waiting, running, told = deque(todo), [], False
 
-    def worker(line: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, context, _begin, (line, lock))
-
-    pools = {line: worker(line) for line in range(2, workers + 2)}  # line 1 counts the jobs
-    free, waiting, running = deque(pools), deque(todo), {}
     with patience() as asked, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
         try:
-            told = False
             while running or (waiting and not asked):
                 while waiting and not asked and free:
-                    line, job = free.popleft(), waiting.popleft()
-                    if pools[line]._broken:
-                        pools[line] = worker(line)
-                    with _deaf():
-                        future = pools[line].submit(_work, job, device, progress, threads)
-                    running[future] = line, job
-                finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                    running.append(free.popleft())
+                    running[-1].give(waiting.popleft(), work)
+
+                ready = wait([worker.pipe for worker in running], timeout=0.2)
                 if asked and not told:
-                    _tell(pools.values())
                     told = True
-                for future in finished:
-                    line, job = running.pop(future)
-                    free.append(line)
+                    for worker in running:
+                        worker.tell()
+
+                for worker in [worker for worker in running if worker.pipe in ready]:
+                    running.remove(worker)
+                    free.append(worker)
                     bar.update()
-                    yield job, _outcome(future)
+                    yield worker.job, worker.outcome()
         finally:
-            if running:
-                _tell(pools.values())
-            for pool in pools.values():
-                pool.shutdown()
-
-
-def _outcome(future: Future) -> Outcome:
-    fault = future.exception()
-    if isinstance(fault, BrokenProcessPool):
-        return Killed("its process was killed, perhaps for lack of memory; --jobs 1 needs less")
-    return fault or future.result()
+            for worker in running:
+                worker.tell()
+            for worker in (*running, *free):
+                worker.end()
 
 
 @contextmanager
@@ -247,10 +281,3 @@ def _deaf() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _tell(pools: Iterable[ProcessPoolExecutor]) -> None:
-    """Stop after the current step. A terminal tells every process itself, kill -INT the parent alone."""
-    for process in [process for pool in pools for process in (pool._processes or {}).values()]:
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGINT)

@@ -14,9 +14,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import jvp
 
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field
+from pdelab.formulas import attention
 from pdelab.seeds import normal, stream
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
@@ -106,3 +108,17 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     -2.0
     """
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def slope_of_attention(s: float) -> float:
+    """∂Att₁/∂u₁ at the tokens (0, s, −s), d = 1, A = V = 1, by automatic differentiation; it is 1/3 + 2s²/3.
+
+    >>> round(slope_of_attention(1.0), 12)
+    1.0
+    """
+    u = torch.tensor([[0.0], [s], [-s]], dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    move_first = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+
+    _, change = jvp(lambda v: attention(v, one, one), (u,), (move_first,))
+    return change[0, 0].item()

@@ -1,10 +1,12 @@
-"""Random systems u' = G(u), attention and a feed-forward network in matrices, that several attacks search."""
+"""Random systems u' = G(u), attention and a feed-forward network in matrices, and P1's scheme: what attacks search."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from pdelab.field import Field, laplacian
 from pdelab.formulas import attention, norm2
 
 MATRICES = {"A": "d d", "V": "d d", "W": "d d", "U": "d d"}  # for `vary` of a Statement
@@ -15,6 +17,32 @@ def push(u: Tensor, A: Tensor, V: Tensor, W: Tensor, U: Tensor) -> Tensor:
     return attention(u, A, V) + torch.tanh(u @ W.mT) @ U.mT
 
 
-def allowed_push(tokens: int, V: Tensor, W: Tensor, U: Tensor) -> Tensor:
-    """K = √N ‖V‖ + ‖U‖‖W‖: ‖G(u) − G(μ)‖ ≤ Kσ for every field of N tokens."""
+def allowed_push(tokens: int, V: Tensor, W: Tensor, U: Tensor, A: Tensor | None = None) -> Tensor:
+    """K = √N ‖V‖ + ‖U‖‖W‖: ‖G(u) − G(μ)‖ ≤ Kσ for every field of N tokens, whatever the scores A are."""
     return math.sqrt(tokens) * norm2(V) + norm2(U) * norm2(W)
+
+
+def one_step(
+    u: Field,
+    *,
+    diffusive: float | Tensor,
+    strength: float | Tensor,
+    V: Tensor,
+    A: Tensor | None = None,
+    kappa: float | Tensor = 0.0,
+    extra: Callable[[Field], Field] | None = None,
+    ends: str = "reflecting",
+) -> Field:
+    """u + (x/2)(u_{i+1} − 2u_i + u_{i−1}) + y(P u Vᵀ − κu) + Δt R(u), x = 2DΔt/Δx², y = αΔt.  (P1 eq 20)
+
+    A = None lets every token attend to all alike. extra is Δt R, or an exchange −Δt C.
+    """
+    scores = torch.zeros_like(V) if A is None else A
+    spatial = laplacian(u, ends) / u.shape[1] ** 2  # without 1/Δx²
+    after = u + diffusive / 2 * spatial + strength * (attention(u, scores, V) - kappa * u)
+    return after if extra is None else after + extra(u)
+
+
+def printed_condition(diffusive: float, strength: float, output_norm: float) -> bool:
+    """2DΔt/Δx² + αΔt‖W_O‖₂ ≤ 1.  (P1 eq 21)"""
+    return diffusive + strength * output_norm <= 1

@@ -1,13 +1,18 @@
-"""What the trained experiments share: a task at three sizes, a model for it by name, and what is measured on it.
+"""What the trained experiments share: tasks at three sizes, models by name, and what is measured of each.
 
-Tasks: `images` (digits in rows; MNIST's 784 pixels at paper size, tested on 500 images), `listops` (short
-expressions without SM; 1000 tokens with SM at paper size), and for P1 `rows` and `layers` (digits in rows; MNIST in 28
-rows) and `text` (synthetic topics; 20 Newsgroups, with P1's four layers, width 128, batch 32 and five epochs). Models:
-`transformer` and `other`, two pre-LayerNorm Transformers that differ in their name and so in every weight, and the
-variants of the simulator. All are trained alike, nothing is tuned for one of them.
+A task is a data set with the size of its models and the settings of their training:
 
-Seeds: weights and batches follow from the seed, and so do the expressions of ListOps and the synthetic topics; images
-and posts have one fixed split. So an interval over seeds is over weights and batches, and for made data over these too.
+- `images`: digits, a row of pixels per token; at paper size MNIST, a pixel per token, tested on 500 images
+- `listops`: short expressions without SM; at paper size 1,000 tokens, SM among the operators
+- `rows`, `layers` (for P1): digits, a row of pixels per token; at paper size MNIST, 28 rows
+- `text` (for P1): synthetic topics; at paper size 20 Newsgroups, with P1's four layers, width 128, batches of 32 and
+  five epochs
+
+A model is a pre-LayerNorm Transformer, `transformer` or `other`, which differ in their name and so in every weight, or
+a variant of the simulator. All are trained alike: nothing is tuned for one of them.
+
+Weights and batches follow from the seed, and so do the expressions of ListOps and the synthetic topics; images and
+posts have one fixed split. So an interval over seeds is over weights and batches, and for generated data over the data.
 """
 
 import math
@@ -19,10 +24,11 @@ import torch
 from torch import nn
 
 from pdebook.evidence.experiment import Scale, Workplace
-from pdebook.ledger.record import Figures, Result, environment
+from pdebook.ledger.record import Figures, Key, Result, environment
 from pdelab import datasets
 from pdelab.datasets import controls
 from pdelab.datasets.base import Dataset, Examples
+from pdelab.evaluation import Look, Watched
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import cka, cosine, fidelity
 from pdelab.metrics.stability import fluctuation, nonuniformity, state_rms
@@ -30,11 +36,11 @@ from pdelab.models import VARIANTS, Model, simulator, transformer, with_ends
 from pdelab.seeds import derive
 from pdelab.solver import Trajectory
 from pdelab.status import Status
-from pdelab.training import Look, Settings, Training, Watched, train
+from pdelab.training import Place, Settings, Training, patience, train
 
 TRANSFORMERS = ("transformer", "other")
 
-# Written into every Result, so that a figure is not read as another of the same name.
+# Part of every Result, so that no figure is mistaken for another of the same name.
 DEFINITIONS = {
     "accuracy": "share of the test examples, with Wilson's 95 % interval in accuracy_low and accuracy_high",
     "fidelity": "cosine of a token's state with its input, mean over tokens; one value per state, the input first",
@@ -52,16 +58,18 @@ DEFINITIONS = {
 
 
 class Interrupted(Exception):
-    """A run was stopped between two steps; what was done is in its checkpoint."""
+    """A training was stopped between two steps; what is done is in its checkpoint."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, the size of the models and how they are trained.
+    """A data set, the size of the models and the settings of their training.
 
-    probe: that many test examples are looked at closely. gain: multiplies the first matrices of every layer.
-    activation: of the reaction; a Result names it where it is not ReLU.
-    diffusion: D of the simulators; a Result names it where it is not 1e-4. Long inputs need less, DΔt/Δx² ≤ 1/2.
+    options: passed to datasets.load, such as the number of examples.
+    probe: how many test examples the states are measured on.
+    gain: multiplies the initial matrices of every layer.
+    activation: of the feed-forward layers; recorded only where it is not ReLU.
+    diffusion: D of the simulators; recorded only where it is not 1e-4. Long inputs need a small one: DΔt/Δx² ≤ 1/2.
     """
 
     data: str
@@ -77,22 +85,24 @@ class Task:
 
     @property
     def hidden(self) -> int:
+        """Features inside the feed-forward layers."""
         return 4 * self.width
 
     def operations(self, tokens: float) -> float:
-        """Floating-point operations of the matrix products in one training step of the Transformer's layers.
+        """3 · batch · N · depth · (24d² + 4Nd): floating-point operations of one training step of the Transformer.
 
-        3 · batch · N · depth · (24d² + 4Nd), d the width: for a token 24d² in the weights of a layer and 4Nd in its
-        attention to N tokens, once forward and twice backward. The fused kernel does part of the attention again.
+        d is the width, N the number of tokens. Each token costs 24d² in the weights of a layer and 4Nd in its attention
+        to N tokens, once forward and twice backward. Only matrix products of the layers are counted, and not the part
+        of the attention that the fused kernel computes again.
         """
         return 3 * self.settings.batch * tokens * self.depth * (24 * self.width**2 + 4 * tokens * self.width)
 
     def duration(self, tokens: float, models: float, rate: float, least: float = 0.0) -> float:
-        """Seconds to train so many models at `rate` operations a second, each step taking at least so long."""
+        """Seconds to train this many models at `rate` operations per second, each step taking at least `least`."""
         return self.settings.steps * models * max(self.operations(tokens) / rate, least)
 
     def cut(self, steps: int | None) -> "Task":
-        """The same with a training of so many steps, if fewer, watched as often but evaluated at its end alone."""
+        """The same task with at most this many training steps, watched as often but evaluated at the end only."""
         if steps is None or steps >= self.settings.steps:
             return self
         shorter = replace(_settings(steps, len(self.settings.watch)), evaluate_every=None)
@@ -100,33 +110,35 @@ class Task:
         return replace(self, settings=replace(self.settings, **kept))
 
     def cut_of(self, full: "Task") -> dict[str, str]:
-        """For the Result of a task that was cut: how much of the training is left."""
+        """For the Result of a task that was cut: which part of the full training was done."""
         return {} if self == full else {"cut": f"{self.settings.steps} of {full.settings.steps} training steps"}
 
     def load(self, seed: int) -> Dataset:
-        """The data; where they are generated, those of the seed."""
+        """The data set; one that is generated depends on the seed."""
         own = {"seed": seed} if self.data.startswith(("listops", "synthetic")) else {}
         return datasets.load(self.data, **self.options, **own)
 
     def configuration(self) -> dict:
-        """For the Result: the settings, but not how often a checkpoint is written, and what the figures mean."""
-        sizes = {"hidden": self.hidden, "definitions": DEFINITIONS, "settings": self.settings.that_matter()}
+        """For the Result: sizes and settings, without those that change nothing, and what the figures mean."""
         chosen = asdict(self)
         for name, usual in (("activation", "relu"), ("diffusion", 1e-4)):
             if chosen[name] == usual:
                 del chosen[name]
-        return chosen | sizes
+        return chosen | {"hidden": self.hidden, "definitions": DEFINITIONS, "settings": self.settings.that_matter()}
 
 
 def _settings(steps: int, watched: int = 4, **others) -> Settings:
-    """Gradient norms and states are watched before, twice during and after training, or `watched` times in all."""
+    """A tenth of the steps to warm up; watched before training, at a quarter, at half and at the end, or more often.
+
+    watched: how often, if more than four times: at equal distances.
+    """
     watch = (0, steps // 4, steps // 2, steps)
     if watched > len(watch):
         watch = tuple(dict.fromkeys(k * steps // (watched - 1) for k in range(watched)))
     return Settings(steps=steps, warmup=steps // 10, evaluate_every=max(1, steps // 4), watch=watch, **others)
 
 
-WATCHED = 21  # steps at which P1's tasks watch the gradients of every layer
+WATCHED = 21  # how often P1's tasks watch the gradients of every layer
 _MNIST_ROWS = Task("mnist-rows", _settings(4_685, WATCHED), depth=10, width=64)  # five epochs of batches of 64
 _PAPER = {"width": 128, "depth": 6, "heads": 4, "probe": 64, "diffusion": 1e-7}  # DΔt/Δx² = 0.017 for 1,000 tokens
 TASKS: dict[str, dict[Scale, Task]] = {
@@ -172,16 +184,21 @@ TASKS: dict[str, dict[Scale, Task]] = {
 
 
 def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = None) -> Model:
-    """The model named `kind`, with weights that follow from the seed and that name, or from the name `shared`."""
+    """The model named `kind`, untrained, between an embedding and a readout for the data.
+
+    Its weights follow from the seed and the kind; with `shared` they follow from that name in place of the kind.
+    """
+    if kind not in (*TRANSFORMERS, *VARIANTS):
+        raise ValueError(f"kind must be one of {', '.join((*TRANSFORMERS, *VARIANTS))}; not {kind!r}")
+
     own = derive(seed, shared or kind)
     sizes = {"width": task.width, "depth": task.depth, "heads": task.heads, "hidden": task.hidden}
     sizes |= {"activation": task.activation, "seed": own}
-    if kind not in (*TRANSFORMERS, *VARIANTS):
-        raise ValueError(f"kind must be one of {', '.join((*TRANSFORMERS, *VARIANTS))}; not {kind!r}")
     core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes, diffusion=task.diffusion)
     with torch.no_grad():
         for weights in core.parameters():
             weights.mul_(task.gain if weights.ndim > 1 else 1.0)
+
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_ends(core, task.width, **ends, seed=derive(own, "ends"))
 
@@ -197,7 +214,10 @@ def fit(
     label: str = "",
     look: Look | None = None,
 ) -> tuple[Model, Training]:
-    """Build and train, as `trained` does."""
+    """Build a model, train it as `trained` does, and give the two: model and record.
+
+    label: added to the kind where one kind is trained several times. look: see `Settings`.
+    """
     model = build(kind, task, data, seed, shared)
     seed = derive(seed, shared or kind, "training")
     return model, trained(model, data, task.settings, seed, work, kind + label, look=look)
@@ -206,21 +226,25 @@ def fit(
 def trained(
     model: nn.Module, data: Dataset, settings: Settings, seed: int, work: Workplace, name: str, **options
 ) -> Training:
-    """Train any module as part of an experiment: in the workplace, with a checkpoint under its name.
+    """Train any module as part of an experiment: on the device of the workplace, with a checkpoint under this name.
 
-    options: objective, penalty and look of `train`.
-    Raises Interrupted when the run was stopped: no half result is recorded, and the next run goes on from there.
+    options: changes of the settings, such as look=, objective= or penalty=.
+    Raises Interrupted if the run was stopped: no half result is recorded, and the next run goes on from there.
     """
-    where = {"device": work.device, "folder": work.inside(name), "progress": work.progress}
-    record = train(model, data, settings, seed=seed, name=f"{data.name} {name}", **where, **options)
-    if record.status == Status.INTERRUPTED:
+    place = Place(work.device, work.inside(name), work.progress, f"{data.name} {name}")
+    with patience() as asked:
+        record = train(model, data, replace(settings, **options), seed=seed, place=place)
+    if asked or record.status == Status.INTERRUPTED:  # asked during the last step, the training is finished
         raise Interrupted(f"stopped after step {record.step} of {settings.steps} of {name}")
     return record
 
 
 @dataclass
 class Measured:
-    """What a group of trained models gave: the models themselves, and the parts of a Result."""
+    """What was found out about a group of models: the models themselves, and the parts of a Result.
+
+    diverged: model -> the step that failed. commits: of the code that trained them. records: model -> its training.
+    """
 
     models: dict[str, Model] = field(default_factory=dict)
     figures: Figures = field(default_factory=dict)
@@ -230,7 +254,7 @@ class Measured:
     records: dict[str, Training] = field(default_factory=dict)
 
     def absorb(self, other: "Measured") -> None:
-        """Add what another group of models gave."""
+        """Add what was found out about another group of models."""
         self.models |= other.models
         self.figures |= other.figures
         self.controls |= other.controls
@@ -239,11 +263,11 @@ class Measured:
         self.made_by(other.commits)
 
     def made_by(self, commits: Sequence[str]) -> None:
-        """Note the commits of the package that had a part in this, each once."""
+        """Note the commits of the code that had a part in this, each once."""
         self.commits = [*dict.fromkeys([*self.commits, *commits])]
 
     def result(self, experiment: str, task: Task, scale: Scale, seed: int, **configuration) -> Result:
-        """The Result names the commit of every training, also of one that went on with other code, and the present."""
+        """The Result, with the commits of all trainings, also of one that went on with other code, and today's."""
         here = environment()
         self.made_by([here["commit"]])
         return Result(
@@ -271,10 +295,10 @@ def measure(
     states: bool = True,
     watching: Look | None = None,
 ) -> Measured:
-    """Train every kind and measure it; beside the accuracies stand the controls of the data set.
+    """Train a model of every kind and measure it, beside the same model untrained and the controls of the data set.
 
-    shared: one name for the seeds of all kinds. label: added to the name of each. states: look at the states as well.
-    watching: `look` of `train`, for every kind; what it saw is in `records`.
+    shared: one name for the seeds of all kinds. label: added to the name of each. states: measure the states as well.
+    watching: the `look` of every training; what it saw is in `records`.
     """
     found = Measured(controls=controls.of(data) if states else {})
     probe = data.test.take(slice(0, task.probe))
@@ -286,31 +310,35 @@ def measure(
         if run is None or run.status is Status.DIVERGED:  # the last step may have moved the weights out of range
             found.diverged[name] = record.stopped_at or record.step
             continue
+
         found.models[name], found.records[name] = model, record
         found.figures |= named(name, training_figures(record))
         if states:
-            untrained = look(build(kind, task, data, seed, shared).to(run.final.device), probe)
             found.figures |= named(name, state_figures(run))
+            untrained = look(build(kind, task, data, seed, shared).to(run.final.device), probe)
             before = state_figures(untrained) | _layer_gradients(record.watched[0])
             found.controls |= named(name, {f"untrained_{key}": value for key, value in before.items()})
             found.controls |= named(name, {"other_input": other_input(run)})
     return found
 
 
-def named(name: str, figures: Figures) -> Figures:
-    """NAME/figure; what has no layers of its own, such as a given diffusion, has no gradients per layer: left out."""
-    return {f"{name}/{key}": value for key, value in figures.items() if value != []}
+def named(model: str, figures: Figures) -> Figures:
+    """The figures of a model under the keys MODEL/figure.
+
+    An empty list is left out: a model without weights in its layers, such as a given diffusion, has no gradients there.
+    """
+    return {Key(model, name): value for name, value in figures.items() if value != []}
 
 
 @torch.no_grad()
 def look(model: Model, examples: Examples) -> Trajectory:
-    """Every state on the examples, on the device of the model."""
+    """Every state of the model on the examples, on the device of its weights."""
     examples = examples.to(next(model.parameters()).device)
     return model.trajectory(examples.x, examples.mask)
 
 
 def state_figures(run: Trajectory) -> Figures:
-    """One value per state, from the input to the output; DEFINITIONS says what each is."""
+    """One value per state, from the input to the output; DEFINITIONS says what each figure is."""
     found = {
         "fidelity": fidelity(run),
         "centred_fidelity": fidelity(run, centre="position"),
@@ -324,14 +352,15 @@ def state_figures(run: Trajectory) -> Figures:
 
 
 def other_input(run: Trajectory) -> list[float]:
-    """cos(u_l, v_0) with v the example before it in the batch, over the tokens that are real in both."""
+    """cos(u_l, v_0) per state, v another example: the one before it in the batch, at the tokens that both have."""
     both = None if run.mask is None else run.mask & run.mask.roll(1, dims=0)
     return [cosine(u, run.states[0].roll(1, dims=0), both).item() for u in run.states]
 
 
 def training_figures(record: Training) -> Figures:
-    """Accuracy, and gradient norms over the whole of training and in up to 40 equal parts of it (`…_course`)."""
-    last, size = record.evaluations[-1], math.ceil(record.step / 40)
+    """Accuracy, and gradient norms over the whole training and in up to 40 equal parts of it (`…_course`)."""
+    last = record.evaluations[-1]
+    size = math.ceil(record.step / 40)  # steps per part
     parts = [record.gradient_norms[i : i + size] for i in range(0, record.step, size)]
     return {
         "accuracy": last.accuracy,
@@ -348,6 +377,7 @@ def training_figures(record: Training) -> Figures:
 
 
 def _layer_gradients(seen: Watched) -> Figures:
+    """One value per layer, without embedding and readout."""
     layers = [name for name in seen.gradient_norm if name.startswith("layer")]
     return {
         "layer_gradient_norm": [seen.gradient_norm[name] for name in layers],

@@ -3,12 +3,14 @@
 import html
 import re
 
+from markupsafe import Markup
+
 
 class Page:
     """HTML that a notebook displays; formulas are typeset by the page or by JupyterLab."""
 
     def __init__(self, markup: str, text: str):
-        self.markup, self.text = markup, text
+        self.markup, self.text = str(markup), text
 
     def _repr_html_(self) -> str:
         return self.markup
@@ -17,14 +19,10 @@ class Page:
         return self.text
 
 
-def typeset(text: str) -> str:
-    """Escape for HTML; $…$ becomes the delimiters that both MathJax and JupyterLab read."""
-    return re.sub(r"\$([^$]+)\$", r"\\(\1\\)", html.escape(text, quote=False))
+def typeset(text: str) -> Markup:
+    r"""Escape for HTML; $…$ becomes the delimiters that both MathJax and JupyterLab read.
 
-
-def reply_text(reply: dict) -> str:
-    """A reply of the authors as it is printed: with its day, whole, as sent."""
-    if not reply:
-        return ""
-    paragraphs = "".join(f"<p>{typeset(part)}</p>" for part in reply["text"].strip().split("\n\n"))
-    return f'<blockquote class="reply"><p>{reply["date"].isoformat()}</p>{paragraphs}</blockquote>'
+    >>> print(typeset("$a<b$ & c"))
+    \(a&lt;b\) &amp; c
+    """
+    return Markup(re.sub(r"\$([^$]+)\$", r"\\(\1\\)", html.escape(text, quote=False)))

@@ -7,14 +7,18 @@ place (`replacement`). A fault in the file is a ValueError that names the claim 
 
 import datetime
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from pdebook.ledger.record import Scale, data_folder
 from pdebook.ledger.sources import experiments
+from pdelab.options import choose
 
 KINDS = ("construction", "theorem", "measurement")
 REPAIRS = ("condition", "replacement", "none")
@@ -27,28 +31,90 @@ RULE_KINDS = {  # which kinds of claims a rule is for
     "greater": ("measurement",),
     "untestable": KINDS,
 }
-COMPARISON = ("figure", "control", "printed", "tolerance")  # what one comparison of a measurement may name
+NEEDED = {  # what a rule must be told of each comparison; the others compare nothing
+    "reproduced": ("figure", "control", "printed", "tolerance"),
+    "at_least": ("figure", "control", "printed"),
+    "at_most": ("figure", "control", "printed"),
+    "greater": ("figure", "control"),
+}
+
+STRICT = ConfigDict(extra="forbid", strict=True)  # 3 is no text and 1e-2, which YAML reads as text, is no number
+Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
-@dataclass(frozen=True)
+class Compare(TypedDict, total=False):
+    """A recorded figure, the recorded controls beside it, and the name of the printed figure in `printed`."""
+
+    __pydantic_config__ = STRICT
+
+    figure: str
+    control: Annotated[Names, Field(min_length=1)]
+    printed: str
+    tolerance: float
+
+
+class Evidence(Compare, total=False):
+    """Where a rule finds its evidence: one comparison, or several in `compare`; rows: a name for each value."""
+
+    experiment: str
+    scale: Literal[*(scale.value for scale in Scale)]
+    rows: list[str]
+    compare: Annotated[list[Compare], Field(min_length=1)]
+
+
+class Reply(TypedDict):
+    """A reply of the authors: a day and their words, whole."""
+
+    __pydantic_config__ = STRICT
+
+    date: datetime.date
+    text: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
 class Claim:
     """One entry of claims.yml, in its order of fields."""
 
     id: str
     title: str
     where: str
-    kind: str
+    kind: Literal[*KINDS]
     says: str
     chapter: str
-    rule: str
-    printed: dict = field(default_factory=dict)
+    rule: Literal[*RULE_KINDS]
+    printed: dict[str, Any] = Field(default_factory=dict)
     protocol: str = ""
     control: str = ""
-    repair: str = "none"
+    repair: Literal[*REPAIRS] = "none"
     corrected: str = ""
     reason: str = ""
-    evidence: dict = field(default_factory=dict)
-    reply: dict = field(default_factory=dict)
+    evidence: Evidence = Field(default_factory=dict)
+    reply: Reply | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "Claim":
+        """The fields fit together: the rule the kind, the evidence the rule, and words stand where they are needed."""
+        if self.kind not in RULE_KINDS[self.rule]:
+            raise ValueError(f"rule: {self.rule} is not for a {self.kind}, but for a {RULE_KINDS[self.rule][0]}")
+        if (self.repair != "none") != bool(self.corrected):
+            raise ValueError("corrected: it goes with a repair, and a repair with 'corrected'")
+        if (self.rule == "untestable") != bool(self.reason):
+            raise ValueError("reason: it goes with the rule untestable, and the other way round")
+
+        compares = {*Compare.__annotations__, "rows", "compare"} if self.rule in NEEDED else set()
+        experiment = {"experiment", "scale"} if self.rule not in ("checked", "untestable") else set()
+        if unread := sorted(set(self.evidence) - compares - experiment):
+            raise ValueError(f"evidence: the rule {self.rule} reads no {', '.join(unread)}; remove it")
+        if beside := sorted(set(self.evidence) & set(Compare.__annotations__) if "compare" in self.evidence else ()):
+            raise ValueError(f"evidence: {', '.join(beside)} beside 'compare'; put it into the comparisons")
+
+        for one in self.comparisons if self.evidence else ():
+            needed = NEEDED.get(self.rule, ())
+            if missing := [name for name in needed if name not in one]:
+                raise ValueError(f"evidence: the rule {self.rule} needs {', '.join(missing)} too")
+            if "printed" in needed and one["printed"] not in self.printed:
+                raise ValueError(f"evidence.printed: it names {one['printed']!r}, which the field 'printed' lacks")
+        return self
 
     @property
     def anchor(self) -> str:
@@ -61,7 +127,7 @@ class Claim:
         return f"box-{_selector(self.id)}"
 
     @property
-    def comparisons(self) -> list[dict]:
+    def comparisons(self) -> list[Compare]:
         """What a measurement compares: the list `compare`, or the evidence itself where there is one comparison."""
         return self.evidence.get("compare", [self.evidence])
 
@@ -88,12 +154,33 @@ def _printed_float(loader: _Loader, node: yaml.ScalarNode) -> Printed:
 _Loader.add_constructor("tag:yaml.org,2002:float", _printed_float)
 
 
-def read_entries(path: Path) -> list[dict]:
-    """The entries of one of our YAML files."""
+def read_entries(path: Path, what: str, build: Callable) -> list:
+    """The entries of one of our YAML files, each built; a fault names the entry: "claim P1-eq8: kind: must be …"."""
     entries = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path.name} must be a list of entries, each with fields such as id, title and rule")
-    return entries
+
+    built = []
+    for entry in entries:
+        try:
+            built.append(build(**entry))
+        except ValidationError as error:
+            name = f"{what} {entry.get('id', '(an entry without id)')}"
+            raise ValueError("\n".join(f"{name}: {_in_words(fault)}" for fault in error.errors())) from None
+    return built
+
+
+def _in_words(fault: dict) -> str:
+    """The field, what it must be and what it is not."""
+    field = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "value_error":
+        return f"{field}: {fault['ctx']['error']}" if field else str(fault["ctx"]["error"])
+    if fault["type"] == "missing":
+        return f"{field}: is missing"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        why = "a verdict is computed from evidence" if field == "verdict" else "there is no such field"
+        return f"{field}: {why}; remove it"
+    return f"{field}: {re.sub(r'^[A-Z][a-z]+ should', 'must', fault['msg'])}; not {fault['input']!r}"
 
 
 def slug(claim_id: str) -> str:
@@ -113,9 +200,11 @@ def check_name(claim_id: str) -> str:
 def read_claims(path: Path | str | None = None) -> list[Claim]:
     """The entries of claims.yml, each checked; a fault is a ValueError that names the claim and the field."""
     path = Path(path) if path is not None else data_folder() / "claims.yml"
-    claims = [_claim(entry) for entry in read_entries(path)]
-    twice = [ids for ids in by_anchor(claims).values() if len(ids) > 1]
-    if twice:
+    claims = read_entries(path, "claim", Claim)
+    for claim in claims:
+        if claim.evidence:
+            choose(f"claim {claim.id}: evidence.experiment:", claim.evidence.get("experiment"), experiments())
+    if twice := [ids for ids in by_anchor(claims).values() if len(ids) > 1]:
         raise ValueError(f"{path.name}: these ids are the same, or look the same in a file name: {twice}")
     return claims
 
@@ -126,88 +215,3 @@ def by_anchor(claims: Iterable[Claim]) -> dict[str, list[str]]:
     for claim in claims:
         found.setdefault(claim.anchor, []).append(claim.id)
     return found
-
-
-def _claim(entry: dict) -> Claim:
-    name = f"claim {entry.get('id', '(an entry without id)')}"
-    known = Claim.__dataclass_fields__
-    if "verdict" in entry:
-        raise ValueError(f"{name}: a verdict is computed from evidence; remove the field 'verdict'")
-    if unknown := set(entry) - set(known):
-        raise ValueError(f"{name}: unknown fields {sorted(unknown)}; known are {sorted(known)}")
-    if missing := {"id", "title", "where", "kind", "says", "chapter", "rule"} - set(entry):
-        raise ValueError(f"{name}: the fields {sorted(missing)} are missing")
-    wrong = [key for key, value in entry.items() if not isinstance(value, known[key].type)]
-    if wrong:
-        raise ValueError(f"{name}: {wrong[0]} must be a {known[wrong[0]].type.__name__}; not {entry[wrong[0]]!r}")
-    claim = Claim(**entry)
-    for option, given, allowed in (
-        ("kind", claim.kind, KINDS),
-        ("rule", claim.rule, tuple(RULE_KINDS)),
-        ("repair", claim.repair, REPAIRS),
-    ):
-        if given not in allowed:
-            raise ValueError(f"{name}: unknown {option} {given!r}; it must be one of {', '.join(allowed)}")
-    if claim.kind not in RULE_KINDS[claim.rule]:
-        raise ValueError(f"{name}: the rule {claim.rule} is not for a {claim.kind}")
-    if (claim.repair != "none") != bool(claim.corrected):
-        raise ValueError(f"{name}: 'corrected' goes with a repair, and a repair with 'corrected'")
-    if (claim.rule == "untestable") != bool(claim.reason):
-        raise ValueError(f"{name}: 'reason' goes with the rule untestable, and the other way round")
-    if claim.evidence:
-        _check_evidence(name, claim)
-    check_reply(name, claim.reply)
-    return claim
-
-
-def _check_evidence(name: str, claim: Claim) -> None:
-    """Evidence must name all that its rule reads, and nothing that no rule reads."""
-    evidence = claim.evidence
-    if claim.rule in ("checked", "untestable"):
-        raise ValueError(f"{name}: the rule {claim.rule} reads no evidence; remove the field 'evidence'")
-    if "experiment" not in evidence:
-        raise ValueError(f"{name}: evidence needs ['experiment'] for the rule {claim.rule}")
-    for key, known in (("experiment", list(experiments())), ("scale", [scale.value for scale in Scale])):
-        if key in evidence and evidence[key] not in known:
-            raise ValueError(f"{name}: unknown {key} {evidence[key]!r} in evidence; there are {', '.join(known)}")
-    measured = claim.kind == "measurement"
-    if unknown := set(evidence) - {"experiment", "scale"} - ({"compare", "rows", *COMPARISON} if measured else set()):
-        raise ValueError(f"{name}: the rule {claim.rule} reads no {sorted(unknown)} in evidence")
-    if not measured:
-        return
-    if "compare" in evidence and (both := set(evidence) & set(COMPARISON)):
-        raise ValueError(f"{name}: evidence has 'compare' and {sorted(both)} beside it; put them into its comparisons")
-    rows = evidence.get("rows", [])
-    if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
-        raise ValueError(f"{name}: rows must be a list of names, one for each value of a figure; not {rows!r}")
-    compared = claim.comparisons
-    if not isinstance(compared, list) or not compared or not all(isinstance(one, dict) for one in compared):
-        raise ValueError(f"{name}: compare must be a list of comparisons, each with {', '.join(COMPARISON)}")
-    for one in compared:
-        _check_comparison(name, claim, one)
-
-
-def _check_comparison(name: str, claim: Claim, one: dict) -> None:
-    needed = {"figure", "control"}
-    needed |= {"printed"} if claim.rule != "greater" else set()
-    needed |= {"tolerance"} if claim.rule == "reproduced" else set()
-    if missing := needed - set(one):
-        raise ValueError(f"{name}: evidence needs {sorted(missing)} for the rule {claim.rule}")
-    beside = set() if "compare" in claim.evidence else {"experiment", "scale", "rows"}
-    if unknown := set(one) - set(COMPARISON) - beside:
-        raise ValueError(f"{name}: a comparison has no {sorted(unknown)}; it has {', '.join(COMPARISON)}")
-    controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
-    if not controls or not all(isinstance(control, str) for control in controls):
-        raise ValueError(f"{name}: control must be the name of a recorded control, or a list of names")
-    if "printed" in needed and one["printed"] not in claim.printed:
-        raise ValueError(f"{name}: evidence names {one['printed']!r}, which the field 'printed' lacks")
-    if not isinstance(one.get("tolerance", 0), int | float):  # YAML reads 1e-2 as text, 0.01 as a number
-        raise ValueError(f"{name}: tolerance must be a number such as 0.01; not {one['tolerance']!r}")
-
-
-def check_reply(name: str, reply: dict) -> None:
-    """A reply of the authors is a day and their words, whole."""
-    if not reply:
-        return
-    if set(reply) != {"date", "text"} or not isinstance(reply["date"], datetime.date) or not reply["text"]:
-        raise ValueError(f"{name}: a reply has a date such as 2026-01-31 and a text, and nothing else")

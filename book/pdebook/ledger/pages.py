@@ -5,7 +5,6 @@ a theorem, findings of named tests. A rule of `rules` turns evidence into a verd
 and shown: `box` in a chapter, `table` for all of them, `rows` for the command line.
 """
 
-import html
 import inspect
 import re
 from collections import Counter
@@ -15,21 +14,15 @@ from functools import cache
 from importlib.resources import files
 
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pdebook.kit.page import Page, reply_text, typeset
+from pdebook.kit.page import Page, typeset
 from pdebook.ledger.claims import Claim, check_name, read_claims, slug
-from pdebook.ledger.record import Result, Store, Summary, data_folder
-from pdebook.ledger.rules import (
-    RULES,
-    Comparison,
-    Ruling,
-    Verdict,
-    attacks,
-)
+from pdebook.ledger.record import Result, Store, data_folder
+from pdebook.ledger.rules import RULES, Comparison, Ruling, Verdict, attacks
 from pdebook.ledger.sources import experiments
 
 _MODELS = {"other": "2nd Transformer", "printed": "P2 eq 4", "earlier": "P1 eq 1"}  # names of models, as chapters say
-_SCRIPT = files("pdebook.ledger").joinpath("ledger.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,16 @@ class Outcome:
     @property
     def verdict(self) -> Verdict:
         return self.ruling.verdict
+
+    @property
+    def fallen(self) -> bool:
+        """The statement does not stand as printed."""
+        return self.verdict in (Verdict.FAILS, Verdict.CONDITIONS)
+
+    @property
+    def instead(self) -> str:
+        """What our own statement may be called: true only where it was tested too and stood."""
+        return "True instead" if self.ruling.repaired else "Proposed instead, not yet tested"
 
 
 def judge(claim: Claim, store: Store | None = None) -> Outcome:
@@ -137,10 +140,6 @@ def _box_address(claim: Claim) -> str:
     return f"book/{claim.chapter}.html#{claim.box_anchor}" if any(f'"{claim.id}"' in ids for ids in boxed) else ""
 
 
-def _badge(verdict: Verdict) -> str:
-    return f'<strong class="verdict verdict-{slug(verdict.value)}">{verdict.value}</strong>'
-
-
 def _printed(claim: Claim) -> str:
     def number(value) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -148,36 +147,11 @@ def _printed(claim: Claim) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in claim.printed.items())
 
 
-def _sourced(source: str) -> str:
-    """The place of the evidence; the book makes it a link where it knows the repository."""
-    place = _place(source)
-    name = f"{html.escape(source)}, " if place != source else ""
-    return f'{name}<code class="source">{html.escape(place)}</code>'
-
-
-def _measured(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """A table for each comparison: printed, ours and each control, a line for each value, by name if it has one."""
-    tables = []
-    for one in comparisons:
-        several = len(one.ours) > 1
-        rows = names or [str(number) for number in range(1, len(one.ours) + 1)]
-        shown = [("printed", [str(p) for p in one.printed])] if one.printed else []
-        shown += [("ours", one.ours), *((_apart(name, one.figure), own) for name, own in one.controls.items())]
-        header = "".join(f'<th scope="col">{html.escape(name)}</th>' for name, _ in shown)
-        lines = [
-            (f'<th scope="row">{html.escape(row)}</th>' if several else "")
-            + "".join(f"<td>{_value(value)}</td>" for value in values)
-            for row, *values in zip(rows, *(column for _, column in shown), strict=True)
-        ]
-        name = html.escape(one.figure.replace("_", " "))
-        caption = f"{name}: {one.verdict.value}; mean and 95 % interval of {one.ours[0].runs}"
-        corner = f'<th scope="col">{"" if names else "value"}</th>' if several else ""
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        tables.append(
-            f'<div class="measured" role="region" tabindex="0" aria-label="{caption}">'
-            f"<table><caption>{caption}</caption><thead><tr>{corner}{header}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-    return "".join(tables)
+def _columns(one: Comparison) -> list[tuple[str, list[str]]]:
+    """What stands side by side for each value of a comparison: printed, ours and each control, under its heading."""
+    shown = [("printed", [str(printed) for printed in one.printed])] if one.printed else []
+    measured = {"ours": one.ours} | {_apart(name, one.figure): found for name, found in one.controls.items()}
+    return shown + [(heading, [summary.value for summary in found]) for heading, found in measured.items()]
 
 
 def _apart(control: str, figure: str) -> str:
@@ -193,32 +167,25 @@ def _apart(control: str, figure: str) -> str:
     return " ".join(_MODELS.get(word, word) for word in words.replace("_", " ").split())
 
 
-def _value(value: str | Summary) -> str:
-    return html.escape(value.value if isinstance(value, Summary) else value)
+def render(template: str, **values: object) -> str:
+    """A page, or a part of one, from a file of templates/; what is not HTML already is escaped."""
+    return _templates().get_template(template).render(values).strip()
 
 
-def _details(outcome: Outcome) -> str:
-    """The rows that the box and the ledger share: label and text, empty ones left out."""
-    claim, ruling = outcome.claim, outcome.ruling
-    fallen = ruling.verdict in (Verdict.FAILS, Verdict.CONDITIONS)
-    instead = "True instead" if ruling.repaired else "Proposed instead, not yet tested"
-    entries = [
-        ("Claim", typeset(claim.says)),
-        ("Printed figure", typeset(_printed(claim))),
-        ("Measured", _measured(ruling.comparisons, claim.evidence.get("rows", []))),
-        (instead, typeset(claim.corrected) if fallen else ""),
-        ("How we test it", typeset(claim.protocol)),
-        ("Control", typeset(claim.control)),
-        ("Evidence", typeset(ruling.because)),
-        ("From", "<br>".join(_sourced(source) for source in outcome.sources)),
-        (
-            "Chapter",
-            f'<span class="chapter" data-box="{claim.box_anchor}">{html.escape(claim.chapter)}</span>',
-        ),
-        ("Rule", f"<code>{claim.rule}</code>: {typeset(inspect.getdoc(RULES[claim.rule])).replace('`', '')}"),
-        ("The authors' reply", reply_text(claim.reply)),
-    ]
-    return "".join(f"<dt>{label}</dt><dd>{text}</dd>" for label, text in entries if text)
+@cache
+def _templates() -> Environment:
+    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    made = Environment(loader=PackageLoader("pdebook.ledger"), autoescape=True, **options)
+    made.filters |= {
+        "typeset": typeset,
+        "slug": slug,
+        "place": _place,
+        "printed": _printed,
+        "columns": _columns,
+        "words": lambda name: name.replace("_", " "),
+        "rule_words": lambda rule: inspect.getdoc(RULES[rule]).replace("`", ""),
+    }
+    return made
 
 
 def box(*claim_ids: str, store: Store | None = None) -> Page:
@@ -228,21 +195,15 @@ def box(*claim_ids: str, store: Store | None = None) -> Page:
     if unknown or not claim_ids:
         raise ValueError(f"box needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
     outcomes = judge_all([known[i] for i in claim_ids], store)
-    parts = [
-        f'<section class="verdict-box" id="{o.claim.box_anchor}" aria-label="Verdict on {html.escape(o.claim.id)}">'
-        f'<p>{_badge(o.verdict)} <a href="ledger.ipynb#{o.claim.anchor}">{html.escape(o.claim.id)}</a>: '
-        f"{html.escape(o.claim.title)} ({html.escape(o.claim.where)})</p><dl>{_details(o)}</dl></section>"
-        for o in outcomes
-    ]
-    return Page(
-        f'<div class="mathjax_process">{"".join(parts)}</div>',
-        "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes),
-    )
+    text = "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes)
+    return Page(render("box.html", outcomes=outcomes), text)
 
 
 def attack_table(experiment: str, store: Store | None = None) -> Page:
     """Every statement that an experiment attacked: attempts, violations, the worst score, and its false neighbours."""
     results = (store or Store()).load(experiment, "book")
+    if not results:
+        raise ValueError(f"nothing is recorded of {experiment!r}; record it with: pdelab run {experiment}")
     head = ("statement", "attempts", "violations", "worst", "false neighbours, each broken in every seed")
     lines = []
     for one in attacks(results):
@@ -250,12 +211,9 @@ def attack_table(experiment: str, store: Store | None = None) -> Page:
         words = ", ".join(fallen) + (f"; NOT {', '.join(one.standing)}" if one.standing else "")
         role = " (printed)" if one.role == "printed" else ""
         lines.append((one.name + role, str(one.attempts), str(one.violations), f"{one.worst:.4g}", words))
-    cells = "".join("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in line) + "</tr>" for line in lines)
-    header = "".join(f'<th scope="col">{word}</th>' for word in head)
     caption = f"{experiment}, {len(results)} seeds; above 1 a statement is false"
-    table = f"<table><caption>{caption}</caption><thead><tr>{header}</tr></thead><tbody>{cells}</tbody></table>"
     text = "\n".join([caption, *("  ".join(line) for line in lines)])
-    return Page(f'<div class="measured" role="region" tabindex="0" aria-label="{experiment}">{table}</div>', text)
+    return Page(render("attack.html", caption=caption, head=head, lines=lines), text)
 
 
 def side_by_side(outcome: Outcome) -> str:
@@ -283,33 +241,10 @@ def side_by_side(outcome: Outcome) -> str:
 def table(outcomes: Sequence[Outcome] | None = None) -> Page:
     """The whole ledger as a page: one entry a claim, the evidence behind a click, and a filter above the entries."""
     outcomes = judge_all() if outcomes is None else outcomes
-    entries = [
-        f'<details class="claim" data-verdict="{slug(o.verdict.value)}" data-chapter="{html.escape(o.claim.chapter)}">'
-        f"<summary>{_badge(o.verdict)} <b>{html.escape(o.claim.id)}</b> "
-        f"{html.escape(o.claim.title)} <small>{html.escape(o.claim.where)}, {o.claim.kind}</small></summary>"
-        f'<dl id="{o.claim.anchor}">{_details(o)}</dl></details>'
-        for o in outcomes
-    ]
+    menus = {
+        "Verdict": {"": "all"} | {slug(verdict): verdict for verdict, n in counts(outcomes).items() if n},
+        "Chapter": {"": "all"} | {name: name.replace("_", " ") for name in by_chapter(outcomes)},
+    }
+    script = files("pdebook.ledger").joinpath("ledger.js").read_text(encoding="utf-8")
     text = "\n".join(f"{o.claim.id}: {o.verdict.value}" for o in outcomes)
-    markup = f"{_filter(outcomes)}{''.join(entries)}<script>{_SCRIPT}</script>"
-    return Page(f'<div class="ledger mathjax_process">{markup}</div>', text)
-
-
-def _filter(outcomes: Sequence[Outcome]) -> str:
-    """Two menus and a count, hidden until the script is there to serve them."""
-    verdicts = {slug(verdict): verdict for verdict, n in counts(outcomes).items() if n}
-    chapters = {name: name.replace("_", " ") for name in by_chapter(outcomes)}
-    menus = "".join(
-        f'<label>{label} <select name="{name}" autocomplete="off">'
-        + "".join(
-            f'<option value="{html.escape(value)}" data-words="{html.escape(words)}">{html.escape(words)}</option>'
-            for value, words in ({"": "all"} | options).items()
-        )
-        + "</select></label> "
-        for label, name, options in (("Verdict", "verdict", verdicts), ("Chapter", "chapter", chapters))
-    )
-    return (
-        f'<form class="ledger-filter" aria-label="Filter the claims" hidden>{menus}'
-        '<button type="reset">Show all</button> <output></output></form>'
-        '<p class="ledger-nothing" hidden>Nothing matches: no claim has this verdict in this chapter.</p>'
-    )
+    return Page(render("table.html", outcomes=outcomes, menus=menus, script=script), text)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pdelab.files import commit, write_atomically
+from pdelab.options import choose
 from pdelab.status import Status
 
 Figures = dict[str, float | list[float]]
@@ -86,8 +87,7 @@ class Result:
                 raise ValueError(f"{name} names a file, so it must be letters, digits, '.', '_' or '-'; not {value!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0; not {self.seed!r}")
-        if self.status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}; not {self.status!r}")
+        choose("status", self.status, STATUSES)
         for name in ("figures", "controls"):
             for key, value in getattr(self, name).items():
                 numbers = value if isinstance(value, list) else [value]

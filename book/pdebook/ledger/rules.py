@@ -1,7 +1,7 @@
 """The rules of the ledger: each turns the recorded evidence on a claim into a verdict. None is typed.
 
-A rule is a function (claim, results) -> Ruling with one line of documentation, which the ledger prints. It is asked
-only where evidence was recorded, so `results` is never empty.
+A rule is a function (claim, results) -> Ruling; its documentation, which the ledger prints, begins with one line that
+says it all. It is asked only where evidence was recorded, so `results` is never empty.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pdebook.ledger.claims import Claim
+from pdebook.ledger.claims import Claim, Compare
 from pdebook.ledger.record import Key, Result, Summary, interval, summarise
 
 
@@ -88,7 +88,11 @@ def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What all seeds found of one statement; `standing` names the false neighbours that some seed did not break."""
+    """What all seeds found of one statement.
+
+    violations: how often it was broken. neighbours: its false neighbours, by name; standing: those of them that the
+    search of some seed did not break.
+    """
 
     role: str
     name: str
@@ -99,26 +103,38 @@ class Attacked:
     standing: tuple[str, ...]
 
     @property
-    def counts(self) -> bool:
-        """A search that broke no false neighbour of this very statement has proved nothing about it."""
-        return bool(self.neighbours) and not self.standing
+    def stood(self) -> bool:
+        """Never broken, by a search that broke every false neighbour of this very statement in every seed.
+
+        A search that breaks no false neighbour may simply be weak: that it broke nothing then proves nothing.
+        """
+        return not self.violations and bool(self.neighbours) and not self.standing
 
 
 def attacks(results: Sequence[Result]) -> list[Attacked]:
-    """Every statement that was attacked, printed or corrected, with its own false neighbours."""
+    """Every statement that was attacked, printed or corrected, each with its own false neighbours.
+
+    Read from the figures ROLE/STATEMENT/attempts, …/violations and …/worst, and from the controls
+    ROLE/STATEMENT/broken/NEIGHBOUR, which count how often a false neighbour was broken in place of the statement.
+    """
+    recorded = [[key for key in r.figures if key.endswith("/attempts")] for r in results]
+    if any(set(keys) != set(recorded[0]) for keys in recorded):
+        raise ValueError(f"the seeds of {results[0].experiment} attacked different statements; record all of them anew")
+
     found = []
-    for role, name, what in (Key(*key.split("/")).parts for key in results[0].figures if key.endswith("/attempts")):
-        numbers = {what: [r.figures[Key(role, name, what)] for r in results] for what in ("violations", "worst")}
-        beside = Key(role, name, "broken", "")
-        broken = [{k.removeprefix(beside): n for k, n in r.controls.items() if k.startswith(beside)} for r in results]
+    for key in recorded[0]:
+        role, name, _ = Key(key).parts
+        counted = {what: [r.figures[Key(role, name, what)] for r in results] for what in ("violations", "worst")}
+        own = Key(role, name, "broken", "")
+        broken = [{k.removeprefix(own): n for k, n in r.controls.items() if k.startswith(own)} for r in results]
         neighbours = tuple(dict.fromkeys(neighbour for one in broken for neighbour in one))
         found.append(
             Attacked(
                 role,
                 name,
-                attempts=sum(int(r.figures[Key(role, name, "attempts")]) for r in results),
-                violations=int(sum(numbers["violations"])),
-                worst=max(numbers["worst"]),
+                attempts=sum(int(r.figures[key]) for r in results),
+                violations=int(sum(counted["violations"])),
+                worst=max(counted["worst"]),
                 neighbours=neighbours,
                 standing=tuple(n for n in neighbours if not all(one.get(n, 0) > 0 for one in broken)),
             )
@@ -127,33 +143,36 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
 
 
 def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """An adversary searched for violations, printed and corrected; a statement counts if its own false neighbours fell.
+    """A search tried to break every statement, printed and ours; to stand, it must outlive its own false neighbours.
 
-    Every false neighbour of a statement must be broken in every seed: a wrong law in its place, or its bound with one
-    constant a tenth smaller.
+    One violation in any seed breaks a statement. That none was found counts only where the same search broke every
+    false neighbour of this very statement in every seed: a wrong law in its place, or its bound with one constant made
+    smaller. The claim holds if all its printed statements stand. If one is broken it fails, or holds with conditions if
+    our repair only adds hypotheses and all our statements stand.
     """
     found = attacks(results)
     printed, corrected = ([one for one in found if one.role == role] for role in ("printed", "corrected"))
-    neighbours = sum(len(one.neighbours) for one in found)
-    standing = [f"{name} of {one.name}" for one in found for name in one.standing]
-    standing += [f"one for {one.name}, which has none" for one in found if not one.neighbours and not one.violations]
-
     parts = [
         f"{sum(one.violations for one in some)} in {sum(one.attempts for one in some)} attempts on "
         f"{len(some)} {role} statement{'s' if len(some) > 1 else ''}"
         for role, some in (("printed", printed), ("corrected", corrected))
         if some
     ]
-    ours = "violations: " + "; ".join(parts)
-    control = f"{neighbours - sum(len(one.standing) for one in found)} of {neighbours} false neighbours broken"
-    if standing:
-        control += f", but not {', '.join(standing)}: so the search proves nothing of these"
-    words = {"because": f"{ours}; {control}", "ours": ours, "control": control}
+    ours = "violations: " + ("; ".join(parts) or "no statement was attacked")
 
-    repaired = bool(corrected) and all(one.counts and not one.violations for one in corrected)
+    unbroken = [one for one in found if not one.violations]  # a statement that fell needs no neighbour any more
+    neighbours, standing = (sum(len(getattr(one, of)) for one in unbroken) for of in ("neighbours", "standing"))
+    control = f"{neighbours - standing} of {neighbours} false neighbours broken in every seed"
+    doubts = [f"{one.name}, where {', '.join(one.standing)} stood" for one in unbroken if one.standing]
+    doubts += [f"{one.name}, which has no false neighbour" for one in unbroken if not one.neighbours]
+    if doubts:
+        control += f"; the search proves nothing of {'; nor of '.join(doubts)}"
+
+    words = {"because": f"{ours}; {control}", "ours": ours, "control": control}
+    repaired = bool(corrected) and all(one.stood for one in corrected)
     if any(one.violations for one in printed):
         return Ruling(_fallen(claim, repaired), repaired=repaired, **words)
-    held = bool(printed) and all(one.counts for one in printed)
+    held = bool(printed) and all(one.stood for one in printed)
     return Ruling(Verdict.HOLDS if held else Verdict.UNMEASURED, repaired=repaired, **words)
 
 
@@ -181,7 +200,7 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         count = f"{len(finished)} finished seeds, {diverged} not"
         return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
     asked = [(one["figure"], False) for one in claim.comparisons]
-    asked += [(name, True) for one in claim.comparisons for name in _controls(one)]
+    asked += [(name, True) for one in claim.comparisons for name in one["control"]]
     if lost := [name for name, control in asked if not _layers(summarise(results, name, control=control))[0].seeds]:
         return Ruling(Verdict.UNDECIDED, f"diverged with every seed: {', '.join(lost)}")
     found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
@@ -206,14 +225,10 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
     return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
 
 
-def _controls(one: dict) -> list[str]:
-    return one["control"] if isinstance(one["control"], list) else [one["control"]]
-
-
-def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Passes) -> Comparison:
+def _comparison(claim: Claim, one: Compare, results: Sequence[Result], passes: Passes) -> Comparison:
     """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both."""
     ours = _layers(summarise(results, one["figure"]))
-    controls = {name: _layers(summarise(results, name, control=True)) for name in _controls(one)}
+    controls = {name: _layers(summarise(results, name, control=True)) for name in one["control"]}
     printed = claim.printed[one["printed"]] if claim.rule != "greater" else 0.0
     targets = tuple(printed) if isinstance(printed, list) else (printed,) * len(ours)
     _check_lengths(claim, one, ours, controls, targets)
@@ -240,7 +255,7 @@ def _comparison(claim: Claim, one: dict, results: Sequence[Result], passes: Pass
     return Comparison(one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict)
 
 
-def _check_lengths(claim: Claim, one: dict, ours: tuple, controls: dict[str, tuple], targets: tuple) -> None:
+def _check_lengths(claim: Claim, one: Compare, ours: tuple, controls: dict[str, tuple], targets: tuple) -> None:
     """As many values of ours as of each control, printed figures and named rows, and none that is NaN."""
     for control in controls.values():
         if not len(ours) == len(control) == len(targets):
@@ -256,16 +271,17 @@ def _check_lengths(claim: Claim, one: dict, ours: tuple, controls: dict[str, tup
 
 def _differences(results: Sequence[Result], figure: str, control: str) -> tuple[Summary, ...]:
     """Ours minus the control's, seed by seed: the interval of the paired difference, one per value."""
-    pairs = [(r.figures[figure], r.controls[control]) for r in results if figure in r.figures and control in r.controls]
-    rows = [[a - b for a, b in zip(_listed_values(x), _listed_values(y), strict=True)] for x, y in pairs]
+    finished = [r for r in results if r.status == "finished" and figure in r.figures and control in r.controls]
+    pairs = [(_listed_values(r.figures[figure]), _listed_values(r.controls[control])) for r in finished]
+    rows = [[a - b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
     return tuple(interval(column) for column in zip(*rows, strict=True))
 
 
 def _as_large(control: tuple[Summary, ...], differences: tuple[Summary, ...]) -> bool | None:
-    """Does the control show as much as ours?  No if ours is larger with the whole interval of the paired difference.
+    """Does the control show as much as ours?  No if ours is larger by the paired difference, in every value.
 
-    Yes if the difference is nowhere above zero, or if the control is above zero and the difference does not tell them
-    apart.
+    Yes if in one value it does: there the difference is nowhere above zero, or the control is itself above zero and
+    the difference does not tell them apart. Else the evidence allows both.
     """
 
     def one(theirs: Summary, difference: Summary) -> bool | None:
@@ -275,7 +291,8 @@ def _as_large(control: tuple[Summary, ...], differences: tuple[Summary, ...]) ->
             return False
         return True if difference.high <= 0 or theirs.low > 0 else None
 
-    return _all([one(theirs, difference) for theirs, difference in zip(control, differences, strict=True)])
+    answers = [one(theirs, difference) for theirs, difference in zip(control, differences, strict=True)]
+    return True if True in answers else None if None in answers else False
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:
@@ -305,9 +322,11 @@ def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
 
 
 def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """The stated difference is above zero with its whole interval, and so is its excess over the control, seed by seed.
+    """The stated difference is above zero with its whole interval, and so is what it has over each control.
 
-    Direction only: how large the difference is, is not tested.
+    Ours and a control's are subtracted seed by seed, and the interval is that of the differences. If it does not reach
+    above zero, or a control that is itself above zero cannot be told from ours, the claim is trivial. A figure of
+    several values must pass in each. Direction only: how large the difference is, is not tested.
     """
     return _compared(claim, results, lambda s, _bar, _slack: s.low > 0 or (False if s.high <= 0 else None))
 

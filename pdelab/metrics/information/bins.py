@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdelab.metrics.base import one_of
 from pdelab.metrics.information.estimate import Estimate, check_whole, labels, samples
+from pdelab.options import choose
 
 CORRECTIONS = ("none", "miller-madow")
 
@@ -26,7 +26,7 @@ def entropy(y: Tensor | Sequence[int], *, correction: str = "none") -> Estimate:
     >>> str(entropy([0, 0, 1, 1]))
     '0.693 ± 0.000 nats (plug-in, 4 samples)'
     """
-    one_of(correction, CORRECTIONS, "correction")
+    choose("correction", correction, CORRECTIONS)
     codes = labels(y)
     counts = _counts(codes)
     pointwise = -(counts / len(codes)).log()[codes]
@@ -43,7 +43,7 @@ def discrete_information(x: Tensor | Sequence[int], y: Tensor | Sequence[int], *
     >>> round(float(discrete_information([0, 0, 1, 1], [3, 3, 5, 5])), 4)
     0.6931
     """
-    one_of(correction, CORRECTIONS, "correction")
+    choose("correction", correction, CORRECTIONS)
     a = labels(x, name="x")
     b = labels(y, len(a)).to(a.device)
     joint = labels(torch.stack([a, b], dim=1))
@@ -62,7 +62,7 @@ def bin_codes(t: Tensor, bins: int, limits: str | tuple[float, float] = "layer")
     t = samples(t, "t", at_least=1)
     check_whole(bins, "bins")
     if isinstance(limits, str):
-        one_of(limits, ("unit", "layer"), "limits")
+        choose("limits", limits, ("unit", "layer"))
         low, high = (t.amin(dim=0), t.amax(dim=0)) if limits == "unit" else (t.amin(), t.amax())
     else:
         low, high = (t.new_tensor(float(limit)) for limit in limits)

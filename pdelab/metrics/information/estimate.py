@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, token_mean
-from pdelab.metrics.base import clean, one_of, precise
+from pdelab.metrics.base import clean, precise
+from pdelab.options import choose
 from pdelab.seeds import stream
 
 ROWS = ("tokens", "mean", "whole")
@@ -161,7 +162,7 @@ def rows(u: Field, mask: Mask | None = None, of: str = "mean") -> Tensor:
     tokens: every real token a sample; those of one sequence are not independent.
     whole: the state of a sequence in full, (batch, token · feature); padding is 0.
     """
-    one_of(of, ROWS, "of")
+    choose("of", of, ROWS)
     u = clean(u, mask)
     if of == "mean":
         return token_mean(u, mask).squeeze(1)

@@ -7,8 +7,9 @@ are definitions, not theirs; each says what a common factor c does to it, becaus
 import torch
 from torch import Tensor
 
-from pdelab.metrics.base import mean_along, norm, one_of
+from pdelab.metrics.base import mean_along, norm
 from pdelab.metrics.information.estimate import samples
+from pdelab.options import choose
 
 DIMENSIONS = ("participation", "entropy")
 DIVERSITIES = ("variance", "distance", "cosine")
@@ -27,7 +28,7 @@ def effective_dimension(t: Tensor, kind: str = "participation") -> Tensor:
     >>> effective_dimension(torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 3.0], [0.0, -3.0]])).item()
     2.0
     """
-    one_of(kind, DIMENSIONS, "kind")
+    choose("kind", kind, DIMENSIONS)
     t = _centred(samples(t, "t"))
     p = torch.linalg.svdvals(t / _size(t)).square()  # the covariance itself would square the condition number
     p = p / p.sum()
@@ -72,7 +73,7 @@ def diversity(t: Tensor, kind: str = "variance") -> Tensor:
     >>> [diversity(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), kind).item() for kind in DIVERSITIES]
     [6.25, 5.0, 1.0]
     """
-    one_of(kind, DIVERSITIES, "kind")
+    choose("kind", kind, DIVERSITIES)
     t = samples(t, "t")
     n = len(t)
     if kind == "variance":

@@ -1,22 +1,15 @@
 """Public files: whole or refused, nothing half-written, and clear words when there is no network."""
 
 import hashlib
-import os
-import pickle
 import sys
 import threading
 import time
-import zlib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.error import URLError
 
-import numpy as np
 import pytest
-import sklearn.datasets
-from sklearn.utils import Bunch
 
-from pdelab.datasets import cache, texts
+from pdelab.datasets import cache
 
 GOOD = bytes(range(256)) * 400
 WRONG = GOOD[:-1] + b"\0"
@@ -203,15 +196,23 @@ def test_a_folder_in_place_of_the_file_is_refused(register):
         cache.fetch("tiny/file.bin")
 
 
-@pytest.mark.parametrize("name", ["tiny", "newsgroups"])
-def test_a_folder_that_cannot_be_written_is_named(register, tmp_path, monkeypatch, name):
-    real = cache.SOURCES["newsgroups"]
-    register("http://127.0.0.1:9/none")
-    cache.SOURCES["newsgroups"] = real
+def test_a_folder_that_cannot_be_written_is_named(server, register, tmp_path, monkeypatch):
+    register(server.url("/good", good))
     (tmp_path / "a file").write_text("no folder can be made below a file")
     monkeypatch.setenv("PDELAB_DATA", str(tmp_path / "a file" / "cache"))
-    with pytest.raises(cache.DataMissing, match=r"a file.*cannot be written.*PDELAB_DATA"):
-        cache.get(name)
+    with pytest.raises(cache.DataMissing, match=r"(?s)Not a directory: .*a file.*another folder with PDELAB_DATA"):
+        cache.get("tiny")
+    assert server.requests == []
+
+
+def test_a_whole_file_in_a_folder_that_may_only_be_read_is_used_as_it_is(server, register, folder):
+    place = register(server.url("/good", good))
+    cache.get("tiny")
+    place.chmod(0o400)
+    place.parent.chmod(0o500)
+    assert cache.get("tiny") == [cache.fetch("tiny/file.bin")] == [place]
+    assert place.stat().st_mode & 0o777 == 0o400
+    place.parent.chmod(0o700)
 
 
 def test_without_network_every_missing_file_has_its_place_and_address(folder, monkeypatch):
@@ -260,132 +261,3 @@ def test_the_folder_is_the_named_one_or_the_users_cache(monkeypatch, tmp_path):
     for unnamed in (lambda: monkeypatch.setenv("PDELAB_DATA", ""), lambda: monkeypatch.delenv("PDELAB_DATA")):
         unnamed()
         assert cache.folder().name == "pdelab"
-
-
-HEAD = "From: someone@nasa.gov\nSubject: orbit\n\n"
-GROUPS = ["rec.autos", "sci.space"]
-POSTS = {
-    "train": ([HEAD + "The orbit, the moon!", HEAD + "the car", HEAD], [1, 0, 1]),
-    "test": ([HEAD + "> the quoted moon\nthe wheel"], [0]),
-}
-
-
-def posts(order=slice(None)):
-    return {
-        part: Bunch(
-            data=data[order], target=np.array(target[order]), target_names=GROUPS, filenames=np.array(data), DESCR=None
-        )
-        for part, (data, target) in POSTS.items()
-    }
-
-
-def packed(content, level=6):
-    return zlib.compress(pickle.dumps(content), level)
-
-
-@pytest.fixture
-def pkz(folder, monkeypatch):
-    """The place of the newsgroups, with a registry that expects the four posts above."""
-    real = cache.SOURCES["newsgroups"]
-    file = replace(real.files[0], sha256=cache.newsgroups_digest(posts()), texts=(3, 1))
-    monkeypatch.setitem(cache.SOURCES, "newsgroups", replace(real, files=(file,)))
-    (folder / "sklearn").mkdir(parents=True)
-    return folder / "sklearn" / "20news-bydate_py3.pkz"
-
-
-def test_newsgroups_are_known_by_their_texts_not_by_their_bytes(pkz):
-    for content in (packed(posts()), packed(posts(), level=1), packed(posts(slice(None, None, -1)))):
-        pkz.write_bytes(content)
-        assert cache.verify("newsgroups") == cache.get("newsgroups") == [pkz]
-
-
-def test_newsgroups_come_through_scikit_learn_without_headers_and_quotes(pkz):
-    pkz.write_bytes(packed(posts()))
-    data = texts.load("newsgroups", length=3, words=2)
-    assert data.source == "public"
-    assert data.symbols == 4
-    # the vocabulary is "the" and, first by the alphabet of those seen once, "car"
-    train = zip(data.train.x.tolist(), data.train.y.tolist(), data.train.mask.sum(dim=1).tolist(), strict=True)
-    rows = {tuple(row): (y, length) for row, y, length in train}
-    assert rows == {(2, 1, 2): (1, 3), (2, 3, 0): (0, 2), (1, 0, 0): (1, 1)}
-    assert data.test.x.tolist() == [[2, 1]]
-
-
-class Evil:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.marker}",)
-
-
-def broken(content, tmp_path):
-    other = posts()
-    other["test"].data = ["another text"]
-    return {
-        "cut": content[: len(content) // 2],
-        "changed": content[:50] + b"\0" + content[51:],
-        "empty": b"",
-        "not a pickle": zlib.compress(b"hello"),
-        "no posts": packed({"train": []}),
-        "fewer": packed({**posts(), "train": posts(slice(2))["train"]}),
-        "other texts": packed(other),
-        "code": packed({**posts(), "more": Evil(tmp_path / "marker")}),
-    }
-
-
-@pytest.mark.parametrize(
-    "kind", ["cut", "changed", "empty", "not a pickle", "no posts", "fewer", "other texts", "code"]
-)
-def test_a_damaged_pkz_is_refused_and_kept_and_runs_nothing(pkz, tmp_path, folder, kind):
-    content = broken(packed(posts()), tmp_path)[kind]
-    pkz.write_bytes(content)
-    for use in (lambda: cache.verify("newsgroups"), lambda: texts.load("newsgroups")):
-        with pytest.raises(cache.DataDamaged) as error:
-            use()
-        assert str(pkz) in str(error.value)
-        assert "pdelab data get newsgroups" in str(error.value)
-    assert pkz.read_bytes() == content
-    assert files_in(folder) == ["sklearn/20news-bydate_py3.pkz"]
-    assert not (tmp_path / "marker").exists()
-
-
-def test_the_plain_unpickler_names_the_function_it_refuses(pkz, tmp_path):
-    pkz.write_bytes(packed(Evil(tmp_path / "marker")))
-    with pytest.raises(pickle.UnpicklingError, match=f"{os.system.__module__}.system"):
-        cache.read_newsgroups(pkz)
-    pickle.loads(pickle.dumps(Evil(tmp_path / "marker")))  # the same file, opened by pickle itself, would have run it
-    assert (tmp_path / "marker").exists()
-
-
-def test_newsgroups_are_downloaded_beside_and_moved_when_whole(pkz, folder, monkeypatch):
-    def download(data_home, **options):
-        assert files_in(folder) == []
-        with open(os.path.join(data_home, pkz.name), "wb") as file:
-            file.write(packed(posts()))
-
-    monkeypatch.setattr(sklearn.datasets, "fetch_20newsgroups", download)
-    assert cache.fetch("sklearn/20news-bydate_py3.pkz") == pkz
-    assert [path.name for path in folder.rglob("*")] == ["sklearn", pkz.name]
-
-
-def offline(data_home, **options):
-    (open(os.path.join(data_home, "half"), "wb")).close()
-    raise URLError("no route to host")
-
-
-def other(data_home, **options):
-    with open(os.path.join(data_home, "20news-bydate_py3.pkz"), "wb") as file:
-        file.write(packed({**posts(), "train": posts(slice(2))["train"]}))
-
-
-@pytest.mark.parametrize("download", [offline, other])
-def test_a_failed_download_of_newsgroups_says_what_to_do_and_changes_nothing(pkz, folder, monkeypatch, download):
-    monkeypatch.setattr(sklearn.datasets, "fetch_20newsgroups", download)
-    pkz.write_bytes(b"damaged")
-    with pytest.raises(cache.DataMissing) as error:
-        cache.get("newsgroups")
-    for said in (str(pkz), "figshare", "fetch_20newsgroups(data_home=FOLDER)", "PDELAB_DATA", "synthetic-topics"):
-        assert said in str(error.value)
-    assert pkz.read_bytes() == b"damaged"
-    assert [path.name for path in folder.rglob("*")] == ["sklearn", pkz.name]

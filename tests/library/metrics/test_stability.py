@@ -12,6 +12,7 @@ from pdelab.metrics.base import per_layer
 from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.metrics.stability import (
     basin_margin,
+    diameter,
     energy,
     euler_factor,
     fluctuation,
@@ -174,6 +175,23 @@ def test_wrong_arguments_are_named(call, message):
 @given(u=fields())
 def test_the_squares_of_the_spreads_are_twice_the_fluctuation(u):
     close(spread(u).square().mean() / 2, fluctuation(u))
+
+
+@given(u=fields())
+def test_the_diameter_is_the_largest_distance_and_bounds_the_spread(u):
+    found = diameter(u)
+    largest = [(u[:, i] - u[:, k]).norm(dim=-1) for i in range(u.shape[1]) for k in range(u.shape[1])]
+    close(torch.stack(largest).amax(dim=0), found)
+    assert (spread(u) <= found * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("fill", [math.nan, 1e6])
+def test_padding_changes_no_diameter(fill):
+    sequences = [5 + field(1, n, seed=n) for n in (6, 4, 1)]
+    u, mask = padded(sequences, (0, 2, 1))
+    u = torch.where(mask.unsqueeze(-1), u, torch.full_like(u, fill))
+    close(torch.cat([diameter(s) for s in sequences]), diameter(u, mask))
+    assert diameter(u, mask)[2] == 0, "one token has no distance to another"
 
 
 def test_padding_changes_neither_spread_nor_growth():

@@ -8,6 +8,7 @@ from systems import SEQUENCES, WIDTH, field, padded, seeded
 from torch import nn
 
 from pdelab import Interaction, PreNorm, SharedOutputInteraction
+from pdelab.formulas import attention, diameter, norm2
 
 
 def interaction(**options):
@@ -175,6 +176,36 @@ def test_weights_refuse_what_is_not_a_field_of_their_width(u, wrap):
 
 
 # P2 eq 19 as printed: one output matrix for all heads.
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        interaction(heads=1),
+        interaction(heads=4, strength=-0.3),
+        seeded(lambda: SharedOutputInteraction(WIDTH, 3, head_width=2, leak=False), spread=0.5),
+    ],
+    ids=["one head", "four heads", "shared output"],
+)
+def test_the_contraction_of_a_term_bounds_what_it_leaves_of_the_diameter(term):
+    for size in (0.01, 0.3, 3.0):
+        u = size * field()
+        allowed = [term.contraction(delta) * delta for delta in diameter(u).tolist()]
+        assert (diameter(term(u)) <= torch.tensor(allowed, dtype=u.dtype)).all()
+
+
+def test_the_contraction_of_one_head_is_that_of_its_score_and_value_matrices():
+    term, delta = interaction(heads=1, bias=False), torch.tensor(1.7, dtype=torch.float64)
+    query, key, value = term.qkv.weight.chunk(3)
+    A, V = query.T @ key / math.sqrt(WIDTH), term.out.weight @ value
+    torch.testing.assert_close(term(field()), attention(field(), A, V), rtol=0, atol=1e-12)
+    wanted = norm2(V) * torch.tanh(norm2(A) * delta**2 / 4)
+    assert term.contraction(1.7) == pytest.approx(wanted.item(), rel=1e-12)
+
+
+def test_a_causal_term_has_no_contraction():
+    with pytest.raises(ValueError, match="causal must be False"):
+        interaction(causal=True).contraction(1.0)
 
 
 def shared(**options):

@@ -1,4 +1,4 @@
-"""The coupled system by itself: which reading of l and t, which derivative, which step.  (P1 eq 4/17-20, 22/23, fig 9)
+"""The coupled system: which reading of l and t, which derivative, which signs.  (P1 eq 3/14, 4/17-20, 22/23, fig 9)
 
 The layers stand side by side: u is (batch, token, blocks · width), block 0 the held input where there is an inflow.
 """
@@ -9,29 +9,32 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from pdebook.evidence.systems import printed_condition
 from pdelab.equation import MasterEquation
-from pdelab.field import Field, laplacian
-from pdelab.integrators import RK4, Euler
+from pdelab.field import Field
+from pdelab.formulas import layer_norm
+from pdelab.integrators import Euler, flow
 from pdelab.metrics.jacobian import jacobian
 from pdelab.models import Model, coupled
-from pdelab.seeds import derive, stream
+from pdelab.seeds import derive, seeded, stream
 from pdelab.solver import solve
 from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 
-Branches = MasterEquation | Sequence[MasterEquation]  # one for all layers, or one a layer
+Branches = MasterEquation | Sequence[MasterEquation]  # one for all layers, or one per layer
 
 # One depth equation, three stacks.
 
 
 def branch(seed: int, width: int = 4, *, bias: bool = True, size: float = 1.0) -> MasterEquation:
     """F = A + R, smooth, random and in float64; bias=False: F(0) = 0."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(derive(seed, "branch"))
-        terms = Interaction(width, 2, bias=bias), Reaction(width, 8, activation="tanh", bias=bias)
-    equation = MasterEquation(*terms).double().requires_grad_(False)
+
+    def build() -> MasterEquation:
+        return MasterEquation(Interaction(width, 2, bias=bias), Reaction(width, 8, activation="tanh", bias=bias))
+
+    equation = seeded(build, derive(seed, "branch")).double().requires_grad_(False)
     for weight in equation.parameters():
         weight.mul_(size)
     return equation
@@ -40,11 +43,11 @@ def branch(seed: int, width: int = 4, *, bias: bool = True, size: float = 1.0) -
 def varying(seed: int, layers: int, width: int = 4) -> list[MasterEquation]:
     """F_l, l = 1 … L: weights that go in a straight line from those of one `branch` to those of another, s = l/L."""
     first, last = branch(seed, width), branch(derive(seed, "last"), width)
-    found = [branch(seed, width) for _ in range(layers)]
-    for number, F in enumerate(found, start=1):
+    each = [branch(seed, width) for _ in range(layers)]
+    for number, F in enumerate(each, start=1):
         for own, one, two in zip(F.parameters(), first.parameters(), last.parameters(), strict=True):
             own.copy_(torch.lerp(one, two, number / layers))
-    return found
+    return each
 
 
 def identity_links(F: Branches, width: int, layers: int, rate: float) -> MasterEquation:
@@ -54,6 +57,7 @@ def identity_links(F: Branches, width: int, layers: int, rate: float) -> MasterE
     for link in links.exchange:
         nn.init.eye_(link.weight).mul_(rate)
         nn.init.zeros_(link.bias)
+
     parts = zip(*(own.terms for own in each), strict=True)
     return MasterEquation(*(SideBySide([None, *terms], width) for terms in parts), links)
 
@@ -91,7 +95,7 @@ def explicit_stack(F: Branches, u0: Field, layers: int, h: float) -> Field:
 
 
 def implicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float, iterations: int = 200) -> Field:
-    """u_l = u_{l−1} + h F(u_l): an equation a layer, solved by iteration (h times F's Lipschitz constant below 1)."""
+    """u_l = u_{l−1} + h F(u_l): an equation per layer, solved by iteration (h times F's Lipschitz constant below 1)."""
     for _ in range(layers):
         v = u0
         for _ in range(iterations):
@@ -102,7 +106,7 @@ def implicit_stack(F: Callable[[Field], Field], u0: Field, layers: int, h: float
 
 def depth_flow(F: Callable[[Field], Field], u0: Field, T: float = 1.0) -> Field:
     """u(T) of u' = F(u), u(0) = u0, by RK4 with 400 steps."""
-    return solve(F, u0, steps=400, dt=T / 400, integrator=RK4(), keep=lambda u: None, throw=True).final
+    return flow(F, u0, T=T, steps=400)
 
 
 def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = True) -> dict[str, list[float]]:
@@ -115,7 +119,9 @@ def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = T
     u0 = torch.randn(2, 5, width, generator=stream(seed, "u0"), dtype=torch.float64)
     truth = depth_flow(F, u0, T)
     moved = (truth - u0).norm()
-    found: dict[str, list[float]] = {"relaxed": [], "residual": [], "twice, from zero": [], "twice, from the input": []}
+    errors: dict[str, list[float]] = {"relaxed": [], "residual": [], "twice, from zero": []}
+    errors["twice, from the input"] = []
+
     for number in layers:
         h = T / number
         top = {
@@ -125,8 +131,8 @@ def readings(seed: int, layers: Sequence[int], T: float = 1.0, *, bias: bool = T
             "residual": explicit_stack(F, u0, number, h),
         }
         for name, state in top.items():
-            found[name].append(((state - truth).norm() / moved).item())
-    return found
+            errors[name].append(((state - truth).norm() / moved).item())
+    return errors
 
 
 def share_arrived(layers: int, steps: int, turn: float) -> float:
@@ -226,72 +232,102 @@ def affine_fit(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
 def layernorm_fit_errors(scales: Sequence[float], seed: int = 0, width: int = 16, examples: int = 2000) -> list[float]:
     """|fit(sx) − LN(sx)|/|LN(sx)| (root mean squares) of the best affine fit to LayerNorm at s = 1, new examples."""
     train, test = torch.randn(2, examples, width, generator=stream(seed, "affine"), dtype=torch.float64)
-    norm = nn.LayerNorm(width, eps=0.0, elementwise_affine=False)
-    fit = affine_fit(train, norm(train))
-    return [((fit(s * test) - norm(s * test)).norm() / norm(s * test).norm()).item() for s in scales]
+    fit = affine_fit(train, layer_norm(train))
+    return [_error(fit, s * test) for s in scales]
 
 
 def layernorm_pooled_error(seed: int = 0, width: int = 16, examples: int = 4000) -> float:
     """|fit(x) − LN(x)|/|LN(x)| of the best affine fit to LayerNorm, x = s·N(0, 1), ln s ~ N(0, 1); new examples."""
     draws = torch.randn(2, examples, width + 1, generator=stream(seed, "pooled"), dtype=torch.float64)
     train, test = draws[..., 1:] * draws[..., :1].exp()
-    norm = nn.LayerNorm(width, eps=0.0, elementwise_affine=False)
-    return ((affine_fit(train, norm(train))(test) - norm(test)).norm() / norm(test).norm()).item()
+    return _error(affine_fit(train, layer_norm(train)), test)
 
 
-# One step in the maximum norm, all layers.
+def _error(fit: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    return ((fit(x) - layer_norm(x)).norm() / layer_norm(x).norm()).item()
 
 
-def largest(u: Tensor) -> Tensor:
-    """max_i |u_i| over the tokens, for every layer: (batch, layer)."""
-    return u.norm(dim=-1).amax(dim=-1)
+# Signs (P1 eq 3 and 14, line 33 of Algorithm 1) on the scalar channel T = θX + Z, X and Z ~ N(0, 1), asked for Y = X.
+
+# what multiplies ∇L, λθ and β∇I in dθ/dt
+SIGNS = {
+    "eq 3": (-1, +1, -1),
+    "eq 14": (-1, -1, -1),
+    "line 33": (-1, -1, +1),
+    "corrected": (-1, -1, -1),
+}
 
 
-def one_step(u, A, V, W, U, b, E, numbers, ends: str) -> Tensor:
-    """One step of all layers but the held first; u (batch, block, token, feature), Δt inside every number.
+def channel_loss(theta: Tensor) -> Tensor:
+    """½E(X − E[X|T])² = 1/(2(1 + θ²))."""
+    return 1 / (2 * (1 + theta**2))
 
-    The link out of block l is C_l − E_l, with C_l so that 2DΔt/Δx² + Δt C_l < 1.
+
+def channel_information(theta: Tensor) -> Tensor:
+    """I(X; T) = ½ ln(1 + θ²)."""
+    return torch.log1p(theta**2) / 2
+
+
+def train_channel(
+    form: str,
+    *,
+    theta: float = 1.0,
+    beta: float = 0.0,
+    decay: float = 0.0,
+    eta: float = 0.01,
+    steps: int = 1000,
+    loss: Callable[[Tensor], Tensor] | None = channel_loss,
+) -> Tensor:
+    """θ after 0, 1, …, n steps θ⁺ = θ + η(s₁∇L + s₂λθ + s₃β∇I) with the signs of that form; loss=None: L = 0.
+
+    A step of line 33, or one Euler step Δt = η of the flow of eq 3 or 14 (in which P1's own η, that stands before ∇L
+    only, is 1).
     """
-    x, top, y = shares(numbers)
-    links = link_matrices(E, top)  # (batch, block, d, d)
-    own = u[:, 1:]
-    tokens, width = own.shape[-2:]
-    spatial = laplacian(own.reshape(-1, tokens, width), ends).view_as(own) / tokens**2
-    weights = (own @ A @ own.transpose(-1, -2)).softmax(dim=-1)
-    attended = weights @ own @ V.transpose(-1, -2)
-    reaction = torch.tanh(own @ W.transpose(-1, -2)) @ U.transpose(-1, -2)
-    given = u @ links.transpose(-1, -2) + b.unsqueeze(-2)
-    wide = (s[:, 1:, None, None] for s in (x, y))
-    diffusive, strength = wide
-    return own + diffusive / 2 * spatial + strength * attended + reaction + given[:, :-1] - given[:, 1:]
+    first, second, third = choose("form", form, SIGNS)
+    value, path = torch.tensor(theta, dtype=torch.float64, requires_grad=True), [theta]
+    for _ in range(steps):
+        gain = 0.0 if loss is None else torch.autograd.grad(loss(value), value)[0]
+        learned = torch.autograd.grad(channel_information(value), value)[0]
+        with torch.no_grad():
+            value += eta * (first * gain + second * decay * value + third * beta * learned)
+        path.append(value.item())
+    return torch.tensor(path, dtype=torch.float64)
 
 
-def shares(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """2DΔt/Δx² and Δt C with a sum below 1, and αΔt, for every block: numbers (batch, block, 3)."""
-    parts = torch.softmax(torch.cat([numbers[..., :2], 0 * numbers[..., :1]], dim=-1), dim=-1)
-    return parts[..., 0], parts[..., 1], numbers[..., 2].exp()
+def resting_information(form: str, beta: float, decay: float) -> float:
+    """I at rest on the scalar channel, from a small θ > 0: −½ ln q with q² + s₃βq + s₂λ = 0; ∞ if it never rests.
 
+    With q = 1/(1 + θ²), dθ/dt = θ(q² + s₂λ + s₃βq) for the signs s₂ of λθ and s₃ of β∇I; β and λ are at least 0. If the
+    bracket is negative just below q = 1, θ goes to 0. If it is positive there, θ grows and q falls to the largest root
+    below 1; both roots lie on the same side of 1 where there are two, and without one below 1 θ goes to infinity.
 
-def link_matrices(E: Tensor, top: Tensor) -> Tensor:
-    """C · identity − E."""
-    return top[..., None, None] * torch.eye(E.shape[-1]).to(E) - E
-
-
-def next_bound(m: Tensor, V, W, U, b, E, numbers, without: str = "") -> Tensor:
-    """(1 − Δt c_l + Δt α_l‖V_l‖ + Δt ρ_l) m_l + Δt‖W_{l−1,l}‖ m_{l−1} + Δt|b_{l−1,l} − b_{l,l+1}| for l ≥ 1.
-
-    m (batch, block): largest tokens, the held input first; c_l = C_l − ‖E_l‖. without: a term to leave out (control).
+    >>> round(resting_information("corrected", 0.25, 0.0), 3), resting_information("line 33", 0.25, 0.0)
+    (0.693, inf)
     """
-    _, top, y = shares(numbers)
+    _, second, third = choose("form", form, SIGNS)
+    if beta < 0 or decay < 0:
+        raise ValueError(f"beta and decay must be at least 0; not {beta!r} and {decay!r}")
+    at_one, slope = 1 + second * decay + third * beta, 2 + third * beta  # the bracket at q = 1 and its derivative there
+    if at_one < 0 or (at_one == 0 and slope > 0):
+        return 0.0
+    under = beta**2 - 4 * second * decay
+    if under < 0:
+        return math.inf
+    root = (-third * beta + math.sqrt(under)) / 2
+    return -math.log(root) / 2 if 0 < root < 1 else math.inf
 
-    def size(matrix: Tensor) -> Tensor:
-        return torch.linalg.matrix_norm(matrix, 2)
 
-    damping = (top - size(E))[:, 1:]
-    added = {
-        "value": y[:, 1:] * size(V) * m[:, 1:],
-        "reaction": size(U) * size(W) * m[:, 1:],
-        "inflow": size(link_matrices(E, top))[:, :-1] * m[:, :-1],
-        "bias": (b[:, :-1] - b[:, 1:]).norm(dim=-1),
-    }
-    return (1 - damping) * m[:, 1:] + sum(part for name, part in added.items() if name != without)
+# Line 37.
+
+
+def diverges_at(outflow: float, dt: float, steps: int = 1000) -> tuple[bool, int | None]:
+    """Whether eq 21 is met (D = 0, W_O = 1, α = 1), and the step at which u⁺ = u − Δt c u is no longer finite.
+
+    Line 37 stands after step number `steps`: a run that fails has failed by then.
+    """
+    printed, u = printed_condition(0.0, dt, 1.0), 1.0
+    for n in range(1, steps + 1):
+        u -= dt * outflow * u
+        if not math.isfinite(u):
+            return printed, n
+    return printed, None

@@ -1,25 +1,44 @@
-"""The heat equation on N tokens: exact solutions, the orders of the schemes, and the step past which they fail.
+"""Laws of diffusion over tokens: the heat equation on a grid, attention by position, and the diffusivity of attention.
 
-∂u/∂t = D ∂²u/∂x² with the explicit scheme of P1 eq 20, backward Euler, and the exact flow on the grid.  (P1 eq 20)
+The heat equation ∂u/∂t = D ∂²u/∂x² on N tokens with the explicit scheme of P1 eq 20, backward Euler, and the exact flow
+on the grid: exact solutions, the orders of the schemes, and the step past which they fail.
+
+Attention by position alone, p_ij = softmax_j(⟨P(x_i), P(x_j)⟩/τ), where P(x) holds pairs a_m(cos ω_m x, sin ω_m x).
+Then |P|² = Σa_m² and |P'|² = Σa_m²ω_m² are constant in x, and the score is κ(x_i − x_j)/τ with κ(r) = Σ a_m² cos ω_m r.
+Near r = 0 it is a parabola, so the kernel is nearly a Gaussian of variance τ/|P'|²: D = ½m₂V falls with |P'|². P2 eq 8
+has the factor |P'|² in front.
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pdelab.field import Field, laplacian, laplacian_eigenvalues
-from pdelab.seeds import normal
+from pdelab.field import Field, Mask, laplacian, laplacian_eigenvalues, positions
+from pdelab.formulas import centres
+from pdelab.metrics.diffusivity import moment
+from pdelab.seeds import normal, seeded, stream
 from pdelab.terms.base import choose
 from pdelab.terms.diffusion import Diffusion
+from pdelab.terms.interaction import Interaction
+
+Module = TypeVar("Module", bound=nn.Module)
 
 TIME = 0.05
+TAU, PAIRS = 0.02, 16
+BROKEN = ("recurring", "coarse", "wide", "varying length", "near the end")
+"""Ways to break a hypothesis of the law m₂ = τ/|P'|², for `law_ratios`."""
 
 
-def centres(tokens: int) -> Tensor:
-    """x_i = (i + ½)/N."""
-    return (torch.arange(tokens, dtype=torch.float64) + 0.5) / tokens
+def drawn(build: Callable[[], Module], seed: int) -> Module:
+    """build() with weights that follow from the seed alone, in double precision and not to be trained."""
+    return seeded(build, seed).double().requires_grad_(False)
+
+
+# The heat equation
 
 
 def exact_solution(x: Tensor, t: float, boundary: str, D: float = 1.0) -> Tensor:
@@ -134,8 +153,8 @@ def bump(tokens: int = 64, at: float = 0.4, width: float = 0.04) -> Field:
     return torch.exp(-((centres(tokens) - at) ** 2) / (2 * width**2)).reshape(1, -1, 1)
 
 
-def spread(u: Field) -> float:
-    """Σ_i u_i (x_i − x̄)² / Σ_i u_i, the variance of a bump: it grows by 2Dt until the ends are felt."""
+def variance(u: Field) -> float:
+    """Σ_i u_i (x_i − x̄)² / Σ_i u_i of a bump: it grows by 2Dt until the ends are felt."""
     x, weight = centres(u.shape[1]), u[0, :, 0] / u[0, :, 0].sum()
     return (weight * (x - weight @ x) ** 2).sum().item()
 
@@ -154,3 +173,112 @@ def spreading(boundary: str, scheme: str, ratio: float, *, tokens: int = 32, tim
         u = advance(u, quarter * ratio * limit, quarter, scheme, boundary).clamp(-1e3, 1e3)
         states.append(u)
     return states
+
+
+# Attention by position
+
+
+def spread_frequencies(seed: int, pairs: int = PAIRS, low: float = 10.0, high: float = 40.0) -> Tensor:
+    """ω_m drawn evenly from [low, high]: with many of them the kernel has one peak."""
+    return low + (high - low) * torch.rand(pairs, generator=stream(seed, "frequencies"), dtype=torch.float64)
+
+
+def commensurate_frequencies(pairs: int = 4) -> Tensor:
+    """2π, 4π, 6π, …: the kernel recurs at every period of the slowest wave."""
+    return 2 * torch.pi * torch.arange(1, pairs + 1, dtype=torch.float64)
+
+
+def encode(x: Tensor, omega: Tensor) -> Tensor:
+    """P(x) = M^{−½}(cos ω_m x, sin ω_m x): |P| = 1, |P'|² = mean of ω². x (token,) → (token, 2M)."""
+    angle = x.unsqueeze(-1) * omega
+    return torch.cat([angle.cos(), angle.sin()], dim=-1) / len(omega) ** 0.5
+
+
+def weights(P: Tensor, tau: float = TAU) -> Tensor:
+    """softmax_j(⟨P_i, P_j⟩/τ): (token, token)."""
+    return (P @ P.T / tau).softmax(dim=-1)
+
+
+def centre_row(omega: Tensor, tokens: int, tau: float = TAU) -> tuple[Tensor, Tensor]:
+    """r_j = x_j − x_c and p_cj of the token in the middle."""
+    x = centres(tokens)
+    c = tokens // 2
+    P = encode(x, omega)
+    return x - x[c], (P @ P[c] / tau).softmax(dim=-1)
+
+
+def second_moment(r: Tensor, p: Tensor) -> float:
+    """m₂ = Σ_j p_j r_j²."""
+    return (p * r**2).sum().item()
+
+
+def gaussian_moment(r: Tensor, g: Tensor | float, tau: Tensor | float = TAU) -> Tensor:
+    """G(g) = Σ_j q_j r_j², q_j ∝ e^{−g r_j²/2τ}: the second moment of the Gaussian on the same tokens, r (…, token)."""
+    return ((-g * r**2 / (2 * tau)).softmax(dim=-1) * r**2).sum(-1)
+
+
+def varying_length(seed: int, tokens: int, tau: float = TAU) -> float:
+    """m₂|P'|²/τ at the middle for a smooth random P whose length |P| varies: 1 if the law held without |P| = const."""
+    x, c = centres(tokens), tokens // 2
+    omega = spread_frequencies(seed)
+    phase = 2 * torch.pi * torch.rand(PAIRS, generator=stream(seed, "phases"), dtype=torch.float64)
+    angle = x.unsqueeze(-1) * omega + phase
+    P, slope = angle.cos() * (2 / PAIRS) ** 0.5, -omega * angle.sin() * (2 / PAIRS) ** 0.5
+    p = (P @ P[c] / tau).softmax(dim=-1)
+    return second_moment(x - x[c], p) * slope[c].square().sum().item() / tau
+
+
+def law_ratios(seed: int, kind: str = "none", batch: int = 32) -> Tensor:
+    """m₂|P'|²/τ of random sinusoidal positions with one hypothesis broken, or none: about 1 where the law holds.
+
+    kind: "none", or one of BROKEN: waves that recur together, a grid of 64 tokens, a window that is not narrow, a P
+    whose length varies, a token one width of the kernel from the end.
+    """
+    if kind == "varying length":
+        found = [varying_length(1000 * seed + draw, 2048) for draw in range(batch)]
+    else:
+        scales = (1 + 3 * torch.rand(1, generator=stream(seed, kind, k), dtype=torch.float64) for k in range(batch))
+        found = [_law_ratio(1000 * seed + draw, kind, scale) for draw, scale in enumerate(scales)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _law_ratio(seed: int, kind: str, scale: Tensor) -> float:
+    recurring = kind == "recurring"
+    omega = (1 + scale.floor()) * commensurate_frequencies() if recurring else scale * spread_frequencies(seed)
+    slope = omega.square().mean().item()
+    tokens = 64 if kind == "coarse" else 2048
+    tau = 1.0 if kind == "wide" else TAU
+
+    width = math.sqrt(tau / slope)
+    i = round(width * tokens) if kind == "near the end" else tokens // 2
+    x = centres(tokens)
+    P = encode(x, omega)
+    m2 = second_moment(x - x[i], (P @ P[i] / tau).softmax(dim=-1))
+    return m2 * slope / tau
+
+
+# Attention by content
+
+
+def attention_diffusivity(term: Interaction, u: Field, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+    """The two parts of attention's diffusivity, each (batch, token); their sum is `diffusivity` of its Jacobian.
+
+    values: α/d ½ Σ_h m₂ʰ tr(W_Oʰ W_Vʰ). scores: α/d ½ Σ_h (W_Kʰᵀ q_iʰ/√d_h) · W_Oʰ Cov_iʰ((y − x)², v): the part
+    that comes of the scores, since a change at y also changes how much attention y gets.
+    """
+    size = term.width // term.heads
+    q, _, v = (part.unflatten(-1, (term.heads, size)).transpose(1, 2) for part in term.qkv(u).chunk(3, dim=-1))
+    key, value = (w.unflatten(0, (term.heads, size)) for w in term.qkv.weight.chunk(3)[1:])  # (head, d_h, d)
+    out = term.out.weight.unflatten(1, (term.heads, size)).transpose(0, 1)  # (head, d, d_h)
+
+    P = term.weights(u, mask)  # (batch, head, query, key)
+    x = positions(u, mask)
+    near = P * (x.unsqueeze(1) - x.unsqueeze(2)).square().unsqueeze(1)  # P_ij (x_j − x_i)²
+    values = 0.5 * torch.einsum("bhi,hac,hca->bi", moment(P, 2, mask), out, value)
+
+    covariance = near @ v - near.sum(-1, keepdim=True) * (P @ v)  # (batch, head, token, d_h)
+    pull = torch.einsum("bhic,hca->bhia", q, key) / math.sqrt(size)  # (batch, head, token, d)
+    scores = 0.5 * torch.einsum("bhia,hac,bhic->bi", pull, out, covariance)
+
+    real = torch.ones_like(values) if mask is None else mask.to(values.dtype)
+    return term.strength * real * values / term.width, term.strength * real * scores / term.width

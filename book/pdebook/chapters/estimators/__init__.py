@@ -1,1 +1,1 @@
-"""The code of the chapter `estimators`."""
+"""The code of two experiments on estimators of information, which the chapter `information` shows."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdelab.field import Field, laplacian
-from pdelab.formulas import attention
+from pdebook.evidence.systems import one_step
+from pdelab.field import Field, laplacian, token_mean
+from pdelab.formulas import attention, centred, centres, longest
 from pdelab.integrators import RK4, Euler
 from pdelab.seeds import normal
 from pdelab.solver import solve
@@ -20,39 +21,13 @@ from pdelab.solver import solve
 # Boundedness.
 
 
-def one_step(
-    u: Field,
-    *,
-    diffusive: float | Tensor,
-    strength: float | Tensor,
-    V: Tensor,
-    A: Tensor | None = None,
-    kappa: float = 0.0,
-    extra: Callable[[Field], Field] | None = None,
-    ends: str = "reflecting",
-) -> Field:
-    """u + (x/2)(u_{i+1} − 2u_i + u_{i−1}) + y(P u Vᵀ − κu) + Δt R(u), x = 2DΔt/Δx², y = αΔt.
-
-    A = None lets every token attend to all alike. extra is Δt R, or an exchange −Δt C.
-    """
-    scores = torch.zeros_like(V) if A is None else A
-    spatial = laplacian(u, ends) / u.shape[1] ** 2  # without 1/Δx²
-    after = u + diffusive / 2 * spatial + strength * (attention(u, scores, V) - kappa * u)
-    return after if extra is None else after + extra(u)
-
-
 def growth_in_steps(step: Callable[[Field], Field], u: Field, steps: int) -> Tensor:
-    """max|u^n| / max|u⁰| after so many steps, by example: (batch,); infinite where it is too large for a float."""
-    start = u.flatten(1).abs().amax(dim=1)
+    """max_i|u_i^n| / max_i|u_i⁰| after so many steps, of each example: (batch,); infinite beyond floats."""
+    start = longest(u)
     for _ in range(steps):
         u = step(u)
-    end = u.flatten(1).abs().amax(dim=1)
+    end = longest(u)
     return torch.where(end.isfinite(), end, torch.inf) / start
-
-
-def printed_condition(diffusive: float, strength: float, output_norm: float) -> bool:
-    """2DΔt/Δx² + αΔt‖W_O‖₂ ≤ 1.  (P1 eq 21)"""
-    return diffusive + strength * output_norm <= 1
 
 
 def step_bound(
@@ -81,19 +56,20 @@ def scheme_map(kind: str, xs: Sequence[float], ys: Sequence[float], steps: int =
     grid = torch.cartesian_prod(torch.as_tensor(ys).double(), torch.as_tensor(xs).double())
     y, x = grid[:, 0].view(-1, 1, 1), grid[:, 1].view(-1, 1, 1)
     one = torch.ones(1, 1, dtype=torch.float64)
+
     if kind == "plain":
         u, V, A, kappa = 1 + 0.01 * wave, one, None, 0.0
     elif kind == "leak":
         u, V, A, kappa = wave, -one, 50 * one, 1.0
     else:
         raise ValueError(f"kind must be plain or leak; not {kind!r}")
-    u = u.expand(len(grid), -1, -1)
-    start = u
+
+    start = u = u.expand(len(grid), -1, -1)
     for _ in range(steps):
         u = one_step(u, diffusive=x, strength=y, V=V, A=A, kappa=kappa, ends="periodic")
-    waves = [(v - v.mean(dim=1, keepdim=True)).abs().amax(dim=(1, 2)) for v in (start, u)]
-    grown = u.abs().amax(dim=(1, 2)) > start.abs().amax(dim=(1, 2)) * (1 + 1e-9)
-    blown = waves[1] > waves[0] * (1 + 1e-9)
+
+    grown = longest(u) > longest(start) * (1 + 1e-9)
+    blown = longest(centred(u)) > longest(centred(start)) * (1 + 1e-9)
     return torch.where(blown, 2, grown.long()).reshape(len(ys), len(xs)).numpy()
 
 
@@ -113,16 +89,12 @@ def smooth_start(seed: int) -> Callable[[Tensor], Field]:
     return at
 
 
-def centres(tokens: int) -> Tensor:
-    return (torch.arange(tokens, dtype=torch.float64) + 0.5) / tokens
-
-
 def problem(seed: int, *, coefficient: float = COEFFICIENT, mixing: float = 0.0) -> Callable[[Field], Field]:
     """D ∂²u + Att(u) + U tanh(Wu), reflecting ends; mixing ε replaces P by (1 − ε)P + ε/N, a simplified attention."""
     A, V, W, U = (normal(seed, "problem", k, size=(WIDTH, WIDTH)) for k in "AVWU")
 
     def rate(u: Field) -> Field:
-        attended = (1 - mixing) * attention(u, A, V) + mixing * u.mean(dim=1, keepdim=True) @ V.T
+        attended = (1 - mixing) * attention(u, A, V) + mixing * token_mean(u) @ V.T
         return coefficient * laplacian(u) + attended + torch.tanh(u @ W.T) @ U.T
 
     return rate
@@ -203,7 +175,7 @@ def quadrature_error(seed: int, name: str, n: int, finest: int = 600, steps: int
         u0 = smooth_ramp(seed)(x)
 
         def rate(u: Field) -> Field:
-            scores = (u @ A @ u[:, : len(w)].transpose(1, 2)) + w.log()
+            scores = u @ A @ u[:, : len(w)].mT + w.log()
             return scores.softmax(dim=-1) @ u[:, : len(w)] @ V.T
 
         return _end(rate, u0, steps, RK4())

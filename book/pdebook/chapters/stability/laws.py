@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pdelab.equation import MasterEquation
-from pdelab.field import Field, token_mean
+from pdelab.field import Field, centred, token_mean
+from pdelab.formulas import norm2, per_example
 from pdelab.integrators import RK4, Euler, Integrator
 from pdelab.metrics.stability import spread
 from pdelab.seeds import normal
@@ -49,16 +50,15 @@ def spread_bound(t: np.ndarray, sigma0: float, gamma: float, growth: float, eps:
     return sigma0 * np.exp(-(gamma / math.sqrt(sigma0**2 + eps) - growth) * np.asarray(t, dtype=float))
 
 
-def basin_edge(gamma: float | np.ndarray, growth: float, eps: float) -> np.ndarray:
+def basin_edge(gamma: float | np.ndarray, growth: float | np.ndarray, eps: float) -> np.ndarray:
     """σ_c = √((γ/λ)² − ε), where growth and stabilisation balance; 0 if γ < λ√ε, infinite for λ ≤ 0.
 
     >>> basin_edge(2.0, 1.0, 0.25).round(4).item()
     1.9365
     """
-    gamma = np.asarray(gamma, dtype=float)
-    if growth <= 0:
-        return np.full_like(gamma, np.inf)
-    return np.sqrt(np.maximum((gamma / growth) ** 2 - eps, 0.0))
+    gamma, growth = np.broadcast_arrays(np.asarray(gamma, dtype=float), growth)
+    ratio = np.divide(gamma, growth, out=np.full(gamma.shape, np.inf), where=growth > 0)
+    return np.sqrt(np.maximum(ratio**2 - eps, 0.0))
 
 
 def floor(forcing: float, gamma: float, growth: float, eps: float) -> float:
@@ -122,10 +122,9 @@ def fields(spreads: Tensor, means: Tensor | float, tokens: int, width: int, seed
     """Random fields with these spreads σ and these lengths of the mean |μ|, one for each: (batch, token, feature)."""
     count = len(spreads)
     shape, place = normal(seed, "shape", size=(count, tokens, width)), normal(seed, "mean", size=(count, 1, width))
-    shape = shape - token_mean(shape)
     place = place / place.norm(dim=-1, keepdim=True)
     means = torch.as_tensor(means, dtype=shape.dtype).expand(count)
-    return means.view(-1, 1, 1) * place + (spreads / spread(shape)).view(-1, 1, 1) * shape
+    return per_example(means) * place + per_example(spreads / spread(shape)) * centred(shape)
 
 
 def block(
@@ -182,8 +181,8 @@ def constants(equation: MasterEquation, tokens: int) -> Constants:
     _, _, values = attention.qkv.weight.split(attention.width)
     size = attention.width // attention.heads
     heads = zip(attention.out.weight.split(size, dim=1), values.split(size), strict=True)
-    value = sum(torch.linalg.matrix_norm(out @ inner, 2).item() for out, inner in heads)
-    inner, outer = (torch.linalg.matrix_norm(layer.weight, 2).item() for layer in (network.inner, network.outer))
+    value = sum(norm2(out @ inner).item() for out, inner in heads)
+    inner, outer = (norm2(layer.weight).item() for layer in (network.inner, network.outer))
     return Constants(abs(attention.strength) * value, outer * inner, tokens, attention.leak + network.leak)
 
 
@@ -249,7 +248,7 @@ def basin_map(
     grid = torch.cartesian_prod(torch.as_tensor(gammas).double(), torch.as_tensor(sigmas).double())
     one = torch.ones(1, dtype=torch.float64)
     shape, place = fields(one, 0.0, tokens, width, seed), fields(0 * one, mean, tokens, width, seed)
-    u0 = place + grid[:, 1].view(-1, 1, 1) * shape  # the same field everywhere, only stretched
+    u0 = place + per_example(grid[:, 1]) * shape  # the same field everywhere, only stretched
     course = follow(stabilised(rate, grid[:, 0], eps), u0, T=T, steps=steps)
     spreads, energies = ((x[-1] / x[0]).reshape(len(gammas), len(sigmas)) for x in (course.spread, course.energy))
     return spreads, energies
@@ -269,7 +268,7 @@ def step_map(
     """max σ_n/σ₀ over the last half of the Euler steps, F = λ(u − μ), for every Δt and γ: (γ, Δt)."""
     grid = torch.cartesian_prod(torch.as_tensor(gammas).double(), torch.as_tensor(dts).double())
     u0 = fields(torch.full_like(grid[:, 0], sigma0), 0.0, tokens, 1, seed)
-    rate = stabilised(lambda u: growth * (u - token_mean(u)), grid[:, 0], eps)
-    dt = grid[:, 1].view(-1, 1, 1)  # a step of its own for each example: Δt F is the rate for steps of length 1
+    rate = stabilised(lambda u: growth * centred(u), grid[:, 0], eps)
+    dt = per_example(grid[:, 1])  # a step of its own for each example: Δt F is the rate for steps of length 1
     run = follow(lambda u: dt * rate(u), u0, T=float(steps), steps=steps, integrator=Euler())
     return (run.spread[steps // 2 :].max(axis=0) / sigma0).reshape(len(gammas), len(dts))

@@ -1,488 +1,383 @@
 """An adversary against what is said of LayerNorm: it conserves the energy, it removes it; and against what we say.
 
-Printed, by a summary of P2: LayerNorm conserves the energy. Counted apart, by P2: it is dissipation. The search varies
-states, ε, branches, gains and biases, or holds g = 1, b = 0. Ours: LayerNorm is the nearest point of a sphere,
-post-LayerNorm sets the length of every token, pre-LayerNorm lets it grow linearly at most, eq 9 removes the energy of
-fluctuations only, and the corrected term bounds ‖u‖.
+Printed, by a summary of P2: LayerNorm conserves the energy E = ½‖u‖². Printed by P2: eq 9 removes energy, with a rate
+γ(x). Counted apart: how often LayerNorm adds energy. Ours: LayerNorm is the nearest point of a sphere, post-LayerNorm
+sets the length of every token, pre-LayerNorm lets it grow linearly at most, eq 9 removes the energy of fluctuations
+only, and the corrected term bounds ‖u‖.
 
-Inequalities are attacked by gradient ascent on value/bound, and the control is the bound shrunk to 90 %. Of an exact
-law the ratio is its relative error over ROUNDING, evaluated on random draws; the control is a wrong law. The count of
-changes of energy has controls with nothing to find: an orthogonal map in the norm's place, and a contraction.
+Inequalities are climbed. An exact law is evaluated on random draws (steps=1): its score is the relative error over
+ROUNDING, where there is nothing to climb.
 """
+
+import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import jacrev, vmap
 
-from pdebook.chapters.stabilization import normalization
-from pdebook.evidence.adversary import ROUNDING, ascend, attack_result
-from pdebook.evidence.experiment import Scale, Workplace, experiment
-from pdebook.ledger.record import Result
-from pdelab.formulas import attention, longest, norm2
-from pdelab.integrators import RK4
-from pdelab.seeds import normal, stream
-from pdelab.solver import solve
-from pdelab.terms.stabilization import LayerNormRate, SpatialStabilization
+from pdebook.chapters.stabilization.laws import jacobian_formula, layer_norm_flow, power, spread_at
+from pdebook.evidence.adversary import ROUNDING, Start, Statement, attack, over_decades
+from pdebook.ledger.record import Key
+from pdelab.formulas import attention, centred, growth, layer_norm, longest, norm2, per_example, size, spread
+from pdelab.integrators import Euler, flow
+from pdelab.terms.stabilization import CorrectedStabilization, LayerNormRate, SpatialStabilization
 
-PLACES = ("alone", "post")
-HARMLESS = ("orthogonal", "contraction")  # what stands in the norm's place in the controls of the count
+# The energy before and after LayerNorm
 
 
-def layer_norm(z: Tensor, eps: Tensor | float = 0.0, gain: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
-    """g ⊙ (z − m1)/√(v + ε) + b over the last axis, with ε, g and b of any shape that fits."""
-    y = z - z.mean(dim=-1, keepdim=True)
-    return gain * y / (y.square().mean(dim=-1, keepdim=True) + eps).sqrt() + bias
-
-
-def energy(u: Tensor) -> Tensor:
-    """½ (1/N) Σ_i |u_i|² of each example: (batch,)."""
-    return u.square().sum(dim=-1).mean(dim=1) / 2
-
-
-def column(x: Tensor) -> Tensor:
-    return x.reshape(-1, 1, 1)
-
-
-# The printed statements.
-
-
-def gain_of_energy(place: str, u: Tensor, log_eps: Tensor, A: Tensor, V: Tensor, *affine: Tensor) -> Tensor:
-    """log(E after/E before): of the norm alone, or of the norm after a branch (post); affine: g and b, or 1 and 0.
-
-    In the controls the norm is replaced: by exp(A − Aᵀ), which is orthogonal, or by V/(1 + ‖V‖), a contraction.
-    """
-    if place == "orthogonal":
-        return (energy(u @ torch.linalg.matrix_exp(A - A.transpose(-1, -2))) / energy(u)).log()
-    if place == "contraction":
-        return (energy(u @ (V / (1 + column(norm2(V))))) / energy(u)).log()
+def energy_gain(
+    u: Tensor, e: Tensor, A: Tensor, V: Tensor, g: Tensor | float = 1.0, b: Tensor | float = 0.0, *, place: str
+) -> Tensor:
+    """log(E after/E before) of LayerNorm alone, or of LayerNorm after a branch (post): (batch,)."""
     before = u + attention(u, A, V) if place == "post" else u
-    return (energy(layer_norm(before, column(log_eps.exp()), *affine)) / energy(before)).log()
+    return 2 * (size(layer_norm(before, per_example(e.exp()), g, b)) / size(before)).log()
 
 
-def attack_energy(
-    seed: int, place: str, plain: bool = False, batch: int = 64, steps: int = 30
-) -> tuple[Tensor, Tensor]:
-    """Of each start the change of log E as drawn, and the largest that ascent found; tokens from short to long.
-
-    plain holds g = 1 and b = 0.
-    """
-    shapes = {"g": (batch, 1, 4), "b": (batch, 1, 4), "A": (batch, 4, 4), "V": (batch, 4, 4)}
-    others = {name: normal(seed, place, name, size=size) for name, size in shapes.items()}
-    start = [
-        normal(seed, place, "u", size=(batch, 3, 4)) * column(normal(seed, place, "size", size=(batch,)).exp()),
-        2 * normal(seed, place, "ε", size=(batch,)) - 8,
-        0.5 * others["A"],
-        0.5 * others["V"],
-    ]
-    if not plain and place in PLACES:
-        start += [1 + 0.3 * others["g"], 0.3 * others["b"]]
-    with torch.no_grad():
-        drawn = gain_of_energy(place, *start)
-    return drawn, ascend(lambda *x: gain_of_energy(place, *x), *start, steps=steps)
+def conserved(place: str, **variables: Tensor) -> Tensor:
+    """LayerNorm conserves the energy: log(E after/E before) = 0."""
+    return energy_gain(**variables, place=place).abs() / ROUNDING
 
 
-# LayerNorm as a projection.
+def orthogonal(u: Tensor, A: Tensor, *, norm: bool = False) -> Tensor:
+    """An orthogonal map conserves the energy: log(E(Qu)/E(u)) = 0, Q = exp(A − Aᵀ); norm: LayerNorm in its place."""
+    after = layer_norm(u) if norm else u @ torch.linalg.matrix_exp(A - A.mT)
+    return 2 * (size(after) / size(u)).log().abs() / ROUNDING
 
 
-def attack_length(seed: int, batch: int = 128, steps: int = 60) -> Tensor:
-    """|LN(z)|/√d for g = 1, b = 0 and any ε ≥ 0: at most 1."""
-    found = []
-    for width in (2, 3, 8):
-        z, log_eps = normal(seed, "length", width, size=(batch, width)), normal(seed, "ε", width, size=(batch, 1))
-        found.append(
-            ascend(lambda z, e, d=width: layer_norm(z, e.exp()).norm(dim=-1) / d**0.5, z, log_eps, steps=steps)
-        )
-    return torch.cat(found)
+def contraction(u: Tensor, V: Tensor, *, norm: bool = False) -> Tensor:
+    """A contraction never adds energy: E(Wu) ≤ E(u), W = V/(1 + ‖V‖); norm: LayerNorm in its place."""
+    after = layer_norm(u) if norm else u @ (V / (1 + per_example(norm2(V))))
+    return (size(after) / size(u)).square()
 
 
-def attack_nearest(seed: int, batch: int = 128, steps: int = 100) -> Tensor:
-    """|z − LN(z)| / |z − w| for w with mean 0 and length √d: at most 1, LN(z) is the nearest such point (ε = 0)."""
-    found = []
-    for width in (2, 3, 8):
-        z, w = (normal(seed, "nearest", width, k, size=(batch, width)) for k in "zw")
-
-        def score(z: Tensor, w: Tensor) -> Tensor:
-            return (z - layer_norm(z)).norm(dim=-1) / (z - layer_norm(w)).norm(dim=-1)
-
-        found.append(ascend(score, z, w, steps=steps))
-    return torch.cat(found)
+def short_and_long(seed: int, **drawn: Tensor) -> Start:
+    """Tokens over two decades, ε about e⁻⁸, gains about 1 and biases about 0."""
+    drawn = over_decades(-1, 1, "u")(seed, **drawn)
+    moved = {"e": (-8, 2), "A": (0, 0.5), "V": (0, 0.5), "g": (1, 0.3), "b": (0, 0.3)}  # middle and width
+    return drawn | {k: middle + width * drawn[k] for k, (middle, width) in moved.items() if k in drawn}
 
 
-def attack_lipschitz(seed: int, batch: int = 128, steps: int = 150) -> Tensor:
-    """√ε |LN(z) − LN(w)| / (‖g‖_∞ |z − w|): at most 1, for all pairs, gains and ε > 0."""
-    found = []
-    for width in (2, 3, 8):
-        z, w, gain = (normal(seed, "slope", width, k, size=(batch, width)) for k in "zwg")
-        log_eps = normal(seed, "slope ε", width, size=(batch, 1))
-
-        def score(z: Tensor, w: Tensor, gain: Tensor, log_eps: Tensor) -> Tensor:
-            eps = log_eps.exp()
-            change = (layer_norm(z, eps, gain) - layer_norm(w, eps, gain)).norm(dim=-1)
-            return change * eps.sqrt().squeeze(-1) / (gain.abs().amax(dim=-1) * (z - w).norm(dim=-1))
-
-        found.append(ascend(score, z, w, gain, log_eps, steps=steps))
-    return torch.cat(found)
+# LayerNorm as a projection
 
 
-def idempotence_error(seed: int, uneven: float = 0.0, batch: int = 256) -> Tensor:
-    """|LN(LN(z)) − LN(z)|/√d for gains 1 ± uneven, b = 0 and ε = 0: zero for even gains."""
-    z = normal(seed, "idempotent", size=(batch, 6)) * normal(seed, "size", size=(batch, 1)).exp()
-    gain = 1 + uneven * normal(seed, "gain", size=(batch, 6))
-    once = layer_norm(z, gain=gain)
-    return (layer_norm(once, gain=gain) - once).norm(dim=-1) / 6**0.5
+def length(z: Tensor, e: Tensor) -> Tensor:
+    """|LN(z)| ≤ √d for g = 1, b = 0 and every ε ≥ 0."""
+    return layer_norm(z, e.exp()).norm(dim=-1) / z.shape[-1] ** 0.5
 
 
-def iterate_error(seed: int, law: str = "ours", batch: int = 64) -> Tensor:
-    """1/v_n of LN applied n = 1, …, 5 times against 1 + ε + … + ε^{n−1} + εⁿ/v_0, relative.
+def nearest(z: Tensor, w: Tensor, *, mean_zero: bool = True) -> Tensor:
+    """|z − LN(z)| ≤ |z − w| for every w with mean 0 and length √d (ε = 0); false for all w of that length."""
+    on_sphere = layer_norm(w) if mean_zero else w * (w.shape[-1] ** 0.5 / w.norm(dim=-1, keepdim=True))
+    return (z - layer_norm(z)).norm(dim=-1) / (z - on_sphere).norm(dim=-1)
 
-    law="at once" says 1/v_n = 1/(1 − ε) from the first time on: a wrong law, for the control.
-    """
-    z, eps = (
-        normal(seed, "iterate", size=(batch, 6)),
-        torch.rand(batch, 1, generator=stream(seed, "iterate ε")).double(),
-    )
-    inverse, worst = 1 / z.var(dim=-1, keepdim=True, unbiased=False), torch.zeros(batch, 1, dtype=torch.float64)
+
+def lipschitz(z: Tensor, w: Tensor, g: Tensor, e: Tensor, *, slope: float = 1.0, mean_gain: bool = False) -> Tensor:
+    """|LN(z) − LN(w)| ≤ ‖g‖_∞ |z − w| / √ε; false with the mean of |g| in the place of its maximum."""
+    change = (layer_norm(z, e.exp(), g) - layer_norm(w, e.exp(), g)).norm(dim=-1)
+    largest = g.abs().mean(dim=-1) if mean_gain else g.abs().amax(dim=-1)
+    return change / (slope * largest * (z - w).norm(dim=-1) / (e / 2).exp().squeeze(-1))
+
+
+def idempotent(z: Tensor, g: Tensor, *, uneven: float = 0.0) -> Tensor:
+    """LN(LN(z)) = LN(z) for g = 1, b = 0, ε = 0; false for uneven gains."""
+    once = layer_norm(z, gain=1 + uneven * g)
+    return (layer_norm(once, gain=1 + uneven * g) - once).norm(dim=-1) / z.shape[-1] ** 0.5 / ROUNDING
+
+
+def iterate(z: Tensor, e: Tensor, *, at_once: bool = False) -> Tensor:
+    """1/v_n = 1 + ε + … + ε^{n−1} + εⁿ/v_0 after LN n = 1, …, 5 times, 0 < ε < 1; false: 1/(1 − ε) at once."""
+    eps, inverse, errors = e.sigmoid(), 1 / variance(z), []
     for _ in range(5):
         z, inverse = layer_norm(z, eps), 1 + eps * inverse
-        want = inverse if law == "ours" else 1 / (1 - eps)
-        worst = torch.maximum(worst, (1 / (z.var(dim=-1, keepdim=True, unbiased=False) * want) - 1).abs())
-    return worst.squeeze(-1)
+        law = 1 / (1 - eps) if at_once else inverse
+        errors.append((1 / (variance(z) * law) - 1).abs())
+    return torch.stack(errors).amax(dim=0).squeeze(-1) / ROUNDING
 
 
-def jacobian_formula(z: Tensor, eps: float = 0.0, centre: bool = True) -> Tensor:
-    """(v + ε)^{−½} (I − 11ᵀ/d − x̂x̂ᵀ/d), x̂ = LN(z), for g = 1, b = 0: (…, d, d).
-
-    centre=False leaves 11ᵀ/d out: a wrong formula, for the control.
-    """
-    d = z.shape[-1]
-    hat = layer_norm(z, eps)
-    inside = torch.eye(d, dtype=z.dtype) - hat.unsqueeze(-1) * hat.unsqueeze(-2) / d - (1 / d if centre else 0)
-    return inside / (z.var(dim=-1, unbiased=False)[..., None, None] + eps).sqrt()
+def variance(z: Tensor) -> Tensor:
+    return z.var(dim=-1, keepdim=True, unbiased=False)
 
 
-def jacobian_error(seed: int, centre: bool = True, batch: int = 64) -> Tensor:
-    """The formula against automatic differentiation, relative to the spectral norm."""
-    z, found = normal(seed, "jacobian", size=(batch, 5)), []
-    for eps in (0.0, 0.1):
-        exact = vmap(torch.func.jacrev(lambda x, e=eps: layer_norm(x, e)))(z)
-        found.append(norm2(jacobian_formula(z, eps, centre) - exact) / norm2(exact))
-    return torch.cat(found)
+def jacobian(z: Tensor, *, eps: float, centre: bool = True) -> Tensor:
+    """LN'(z) = (v + ε)^{−½} (I − 11ᵀ/d − x̂x̂ᵀ/d), x̂ = LN(z); false without 11ᵀ/d."""
+    exact = vmap(jacrev(lambda x: layer_norm(x, eps)))(z)
+    return norm2(jacobian_formula(z, eps, centre) - exact) / norm2(exact) / ROUNDING
 
 
-# Blocks.
+# Blocks
 
 
-def post_norm_error(seed: int, eps: float = 0.0, batch: int = 256) -> Tensor:
-    """max_i ||LN(u + F(u))_i|/√d − 1| for branches from small to enormous: zero at ε = 0."""
-    u, (A, V) = normal(seed, "post", size=(batch, 4, 6)), (normal(seed, "post", k, size=(batch, 6, 6)) for k in "AV")
-    size = column(3 * normal(seed, "post", "size", size=(batch,))).exp()
-    after = layer_norm(u + size * attention(u, A, V), eps)
-    return (after.norm(dim=-1) / 6**0.5 - 1).abs().amax(dim=-1)
+def post_norm(u: Tensor, A: Tensor, V: Tensor, *, eps: float = 0.0) -> Tensor:
+    """|LN(u + F(u))_i| = √d for every branch F, small or enormous, if ε = 0."""
+    after = layer_norm(u + attention(u, A, V), eps)
+    return (after.norm(dim=-1) / u.shape[-1] ** 0.5 - 1).abs().amax(dim=-1) / ROUNDING
 
 
-def kept_error(seed: int, start: str = "normalised", batch: int = 256) -> Tensor:
-    """|log(E after/E before)| of the block u ↦ LN(u + F(u)), g = 1, b = 0, ε = 0: zero for a u that a norm has set.
-
-    start="any" takes u as drawn, short and long: a wrong law, for the control.
-    """
-    u, (A, V) = normal(seed, "kept", size=(batch, 4, 6)), (normal(seed, "kept", k, size=(batch, 6, 6)) for k in "AV")
-    u = layer_norm(u) if start == "normalised" else u * column(normal(seed, "kept", "size", size=(batch,)).exp())
-    return (energy(layer_norm(u + attention(u, A, V))) / energy(u)).log().abs()
+def kept(u: Tensor, A: Tensor, V: Tensor, *, set_before: bool = True) -> Tensor:
+    """E(LN(u + F(u))) = E(u) for a u that a norm has set (g = 1, b = 0, ε = 0); false for any other."""
+    u = layer_norm(u) if set_before else u
+    return 2 * (size(layer_norm(u + attention(u, A, V))) / size(u)).log().abs() / ROUNDING
 
 
-def pre_norm_ratio(u: Tensor, A: Tensor, V: Tensor, gain: Tensor, bias: Tensor, layers: int = 4) -> Tensor:
-    """(max_i|u_i| after − before)/(L B) of u ← u + Att(LN(u)), B = ‖V‖(√d‖g‖_∞ + |b|): at most 1."""
-    before = longest(u)
-    reach = u.shape[-1] ** 0.5 * gain.abs().amax(dim=(-1, -2)) + bias.flatten(1).norm(dim=-1)
-    for _ in range(layers):
-        u = u + attention(layer_norm(u, 1e-5, gain, bias), A, V)
-    return (longest(u) - before) / (layers * norm2(V) * reach)
-
-
-def attack_pre_norm(seed: int, batch: int = 48, steps: int = 200) -> Tensor:
-    """The worst ratio of each start: tokens, scores, values, gains and biases."""
-    u, gain, bias = (normal(seed, "pre", k, size=(batch, n, 3)) for k, n in zip("ugb", (3, 1, 1), strict=True))
-    A, V = (normal(seed, "pre", k, size=(batch, 3, 3)) for k in "AV")
-    return ascend(pre_norm_ratio, u, A, V, 1 + 0.1 * gain, 0.1 * bias, steps=steps)
-
-
-# Eq 9 and the corrected term.
-
-
-def fluctuating(u: Tensor) -> tuple[Tensor, Tensor]:
-    """u − μ and σ of each example."""
-    rest = u - u.mean(dim=1, keepdim=True)
-    return rest, rest.square().sum(dim=-1).mean(dim=1).sqrt()
-
-
-def power_error(seed: int, law: str = "ours", batch: int = 256) -> Tensor:
-    """∫⟨u, S⟩ of eq 9 against −γσ²/√(σ² + ε) (law="ours") or −2γE (law="printed"), relative to γ‖u‖; and |∫S|/γ."""
-    mean, spread = (normalization.log_uniform(seed, f"power {k}", batch) for k in ("μ", "σ"))
-    u, found = normalization.field_of(mean, spread, seed), []
-    for eps in (0.0, 1e-5, 1.0):
-        term = SpatialStabilization(1.5, eps)
-        fall = spread**2 / (spread**2 + eps).sqrt() if law == "ours" else 2 * energy(u)
-        off = (normalization.power(term, u) + 1.5 * fall).abs() / (1.5 * size(u))
-        found.append(torch.maximum(off, term(u).mean(dim=1).norm(dim=-1) / 1.5))
-    return torch.cat(found)
-
-
-def uneven_rates(seed: int, batch: int, tokens: int = 6) -> Tensor:
-    """γ ≥ 0 at each of the tokens, not constant: (batch, token)."""
-    return torch.rand(batch, tokens, generator=stream(seed, "γ"), dtype=torch.float64)
-
-
-def uneven_error(seed: int, law: str = "ours", batch: int = 64) -> Tensor:
-    """The gain ∫⟨u, S⟩ = q/√(σ² + ε) of u = 2q/var γ − (γ − γ̄), q = ∫γ(γ − γ̄)²: the field that any uneven γ feeds.
-
-    law="even" takes −γ̄σ²/√(σ² + ε), as if γ were its mean everywhere: a wrong law, for the control.
-    """
-    rates = uneven_rates(seed, batch)
-    rest = rates - rates.mean(dim=1, keepdim=True)
-    q, variance = (rates * rest**2).mean(dim=1), (rest**2).mean(dim=1)
-    u = (2 * q / variance).unsqueeze(1) - rest
-    gained = normalization.power(SpatialStabilization(lambda x, t: rates, 0.1), u.unsqueeze(-1))
-    want = q if law == "ours" else -rates.mean(dim=1) * variance
-    return (gained * (variance + 0.1).sqrt() / want - 1).abs()
-
-
-def attack_uneven(seed: int, batch: int = 64, steps: int = 60) -> Tensor:
-    """The largest ∫⟨u, S⟩ that ascent finds for each uneven γ ≥ 0, knowing no example: above 0, energy was added."""
-    rates, u = uneven_rates(seed, batch), normal(seed, "uneven", size=(batch, 6, 2))
-    term = SpatialStabilization(lambda x, t: rates, 0.1)
-    return ascend(lambda u: normalization.power(term, u), u, steps=steps)
-
-
-def attack_step(seed: int, limit: float = 2.0, batch: int = 128, steps: int = 100) -> Tensor:
-    """σ_{n+1}/σ_n of an Euler step of eq 9 with Δtγ ≤ 2√ε: never above 1.
-
-    limit=2.2 searches Δtγ ≤ 2.2√ε, where some spreads grow, for the control: short steps bring the ratio to 1 with any
-    limit, so that the bound shrunk to 90 % would say nothing.
-    """
-    u = normal(seed, "step", "u", size=(batch, 4, 2))
-    part, log_eps = (normal(seed, "step", k, size=(batch,)) for k in "pε")
-
-    def score(u: Tensor, part: Tensor, log_eps: Tensor) -> Tensor:
-        eps = log_eps.exp()
-        rest, spread = fluctuating(u)
-        step = limit * eps.sqrt() * part.sigmoid()
-        after = u - column(step / (spread**2 + eps).sqrt()) * rest
-        return fluctuating(after)[1] / spread
-
-    return ascend(score, u, part, log_eps, steps=steps)
-
-
-def cycle_error(seed: int, law: str = "ours", fields: int = 64) -> Tensor:
-    """|w⁺ + w|/|w| of an Euler step of eq 9 with Δtγ > 2√ε from w = u − μ of spread σ_* = √((Δtγ/2)² − ε): it flips.
-
-    law="without ε" starts from σ_* = Δtγ/2: a wrong law, for the control.
-    """
-    eps, part = (torch.rand(fields, generator=stream(seed, "cycle", k), dtype=torch.float64) + 0.1 for k in "εp")
-    step = 2 * eps.sqrt() * (1 + part)
-    spread = (step**2 / 4 - (eps if law == "ours" else 0)).sqrt()
-    u = normalization.field_of(torch.ones_like(eps), spread, seed)
-    rest = fluctuating(u)[0]
-    after = torch.cat(
-        [
-            solve(SpatialStabilization(1.0, e), one, steps=1, dt=d).final
-            for e, d, one in zip(eps.tolist(), step.tolist(), u.split(1), strict=True)
-        ]
-    )
-    return size(fluctuating(after)[0] + rest) / size(rest)
-
-
-def size(u: Tensor) -> Tensor:
-    """‖u‖ = (∫|u|² dx)^{½} of each example."""
-    return (2 * energy(u)).sqrt()
-
-
-def added(
-    start: Tensor, end: Tensor, steps: int, dt: Tensor, strength: Tensor, growth: Tensor, forcing: Tensor
+def pre_norm(
+    u: Tensor, A: Tensor, V: Tensor, g: Tensor, b: Tensor, *, values=1.0, gains=1.0, biases=1.0, layers: int = 4
 ) -> Tensor:
-    """(‖u_n‖ − qⁿ‖u_0‖) / ((γ + f₀)Δt(1 + q + … + qⁿ⁻¹)), q = 1 − (γ − λ)Δt: at most 1 if the bound holds.
+    """max_i |u_i| grows by at most ‖V‖(√d‖g‖_∞ + |b|) in a layer u ← u + Att(LN(u))."""
+    start = longest(u)
+    for _ in range(layers):
+        u = u + attention(layer_norm(u, 1e-5, g, b), A, V)
 
-    What the start has left is taken off, or every small step would come close to the bound.
+    reach = gains * u.shape[-1] ** 0.5 * g.abs().amax(dim=(-1, -2)) + biases * b.norm(dim=(-1, -2))
+    return (longest(u) - start) / (layers * values * norm2(V) * reach)
+
+
+# Eq 9
+
+
+def eq9_power(u: Tensor, m: Tensor, *, eps: float, printed: bool = False) -> Tensor:
+    """∫⟨u, S⟩ = −γσ²/√(σ² + ε) and ∫S = 0 for eq 9 with constant γ; false, as printed: −2γE."""
+    u, term = centred(u) + m, SpatialStabilization(1.5, eps)
+    fall = size(u) ** 2 if printed else spread(u) ** 2 / (spread(u) ** 2 + eps).sqrt()
+    off = (power(term, u) + 1.5 * fall).abs() / (1.5 * size(u))
+    return torch.maximum(off, term(u).mean(dim=1).norm(dim=-1) / 1.5) / ROUNDING
+
+
+def eq9_dissipates(u: Tensor, raw: Tensor) -> Tensor:
+    """∫⟨u, S⟩ ≤ 0 for eq 9 with every γ(x) ≥ 0, as printed."""
+    return 1 + power(SpatialStabilization(lambda x, t: raw.sigmoid(), 0.1), u) / size(u)
+
+
+def uneven_rate(raw: Tensor, *, even: bool = False) -> Tensor:
+    """∫⟨u, S⟩ = q/√(σ² + ε) > 0, q = ∫γ(γ − γ̄)², at u = 2q/var γ − (γ − γ̄); false: as if γ were γ̄ everywhere."""
+    rates = raw.sigmoid()
+    rest = rates - rates.mean(dim=1, keepdim=True)
+    q, var = (rates * rest**2).mean(dim=1), (rest**2).mean(dim=1)
+
+    u = (2 * q / var).unsqueeze(1) - rest
+    gained = power(SpatialStabilization(lambda x, t: rates, 0.1), u.unsqueeze(-1))
+    law = -rates.mean(dim=1) * var if even else q
+    return (gained * (var + 0.1).sqrt() / law - 1).abs() / ROUNDING
+
+
+def step(u: Tensor, p: Tensor, *, eps: float, limit: float = 2.0) -> Tensor:
+    """σ⁺ ≤ σ for an Euler step of eq 9 with Δtγ ≤ 2√ε; false for Δtγ ≤ 2.2√ε.
+
+    Short steps bring σ⁺/σ to 1 under any limit, so that a smaller bound would say nothing.
     """
-    q = 1 - (strength - growth) * dt
-    return (size(end) - q**steps * size(start)) / ((strength + forcing) * dt * (1 - q**steps) / (1 - q))
+    dt = per_example(limit * eps**0.5 * p.sigmoid())
+    return spread(Euler().step(SpatialStabilization(1.0, eps), u, 0.0, dt)) / spread(u)
 
 
-def bounded_ratio(u: Tensor, M: Tensor, push: Tensor, values: Tensor, eps: float, steps: int = 20) -> Tensor:
-    """The ratio `added` for Euler steps of u' = Mu + w + γ(LN_space(u) − u), M mixing the tokens, ‖M‖ = λ < γ = 1.
+def cycle(u: Tensor, p: Tensor, *, eps: float, with_eps: bool = True) -> Tensor:
+    """w⁺ = −w for an Euler step of eq 9 with Δtγ > 2√ε from w = u − μ of spread √((Δtγ/2)² − ε); false: Δtγ/2."""
+    dt = 2 * eps**0.5 * (1.1 + p.sigmoid())
+    w = centred(u) * per_example((dt**2 / 4 - (eps if with_eps else 0)).sqrt() / spread(u))
+    after = centred(Euler().step(SpatialStabilization(1.0, eps), w + 1, 0.0, per_example(dt)))
+    return size(after + w) / size(w) / ROUNDING
 
-    values: (batch, 2), logits of λ and of Δt, so that λ < γ and γΔt < 1.
-    """
-    growth, dt = values.sigmoid().unbind(dim=-1)
-    M, start = M * column(growth / norm2(M)), u
+
+def spread_law(u: Tensor, *, strength: float, eps: float, frozen: bool = False) -> Tensor:
+    """σ(1) of u' = S[u] is that of the closed form; false: σ₀e^{−γ/√(σ₀² + ε)}, the rate frozen at the start."""
+    start = spread(u)
+    law = torch.tensor(spread_at(1.0, start.detach().numpy(), strength, eps))
+    if frozen:
+        law = start * (-strength / (start**2 + eps).sqrt()).exp()
+    end = spread(flow(SpatialStabilization(strength, eps), u, steps=100))
+    return (end - law).abs() / start / ROUNDING
+
+
+def layer_norm_line(u: Tensor, *, centre: bool = True) -> Tensor:
+    """u(2) = e⁻²u₀ + (1 − e⁻²)LN(u₀) for u' = LN(u) − u; false: √d u₀/|u₀| for LN(u₀), which leaves the mean on."""
+    d, left = u.shape[-1], math.exp(-2)
+    law = layer_norm_flow(u, 2.0)
+    if not centre:
+        law = left * u + (1 - left) * d**0.5 * u / u.norm(dim=-1, keepdim=True)
+    term = LayerNormRate(d, eps=0.0).double().requires_grad_(False)
+    return size(flow(term, u, T=2.0, steps=64) - law) / size(law) / ROUNDING
+
+
+# The corrected term. What the start has left is taken off both sides, or every small step would come close to the bound
+
+
+def added(start: Tensor, end: Tensor, steps: int, dt: Tensor, rate: Tensor, source: Tensor) -> Tensor:
+    """‖u_n‖ ≤ qⁿ‖u_0‖ + sΔt(1 + q + … + qⁿ⁻¹), q = 1 + aΔt, after n Euler steps of a rate ≤ a‖u‖ + s."""
+    q = 1 + rate * dt
+    return (size(end) - q**steps * size(start)) / (source * dt * (1 - q**steps) / (1 - q))
+
+
+def bounded(
+    u: Tensor, M: Tensor, push: Tensor, v: Tensor, *, eps: float, gamma=1.0, forcing=1.0, rate=1.0, steps: int = 20
+) -> Tensor:
+    """‖u_n‖ ≤ qⁿ‖u_0‖ + (γ + f₀)Δt(1 + … + qⁿ⁻¹), q = 1 − (γ − λ)Δt, for F = Mu + w: λ = ‖M‖, f₀ = ‖w‖, γ = 1."""
+    grows, dt = v.sigmoid().unbind(dim=-1)  # λ < γ and Δtγ < 1
+    M, end, term = M * per_example(grows / norm2(M)), u, CorrectedStabilization(1.0, eps)
     for _ in range(steps):
-        rest, spread = fluctuating(u)
-        u = u + column(dt) * (M @ u + push + rest / column((spread**2 + eps).sqrt()) - u)
-    return added(start, u, steps, dt, torch.ones_like(dt), growth, size(push))
+        end = end + per_example(dt) * (M @ end + push + term(end))
+    return added(u, end, steps, dt, rate * grows - 1, gamma + forcing * size(push))
 
 
-def attention_bounded_ratio(u: Tensor, A: Tensor, V: Tensor, W: Tensor, bias: Tensor, steps: int = 20) -> Tensor:
-    """The same for F = Att(u) + tanh(Wu + b) − 2u, with λ = √N‖V‖ + ‖W‖ − 2, f₀ = |tanh b|, γ = max(λ, 0) + 2.
+def bounded_attention(
+    u: Tensor,
+    A: Tensor,
+    V: Tensor,
+    W: Tensor,
+    b: Tensor,
+    *,
+    steps: int,
+    gamma=1.0,
+    forcing=1.0,
+    values=1.0,
+    weights=1.0,
+) -> Tensor:
+    """The same for F = Att(u) + tanh(Wu + b(x)) − 2u: λ = √N‖V‖ + ‖W‖ − 2, f₀ = ‖tanh b‖, γ = max(λ, 0) + 2.
 
     Δt = 1/(γ + 2), the largest for which the bound is proved for Euler steps.
     """
-    growth, start = u.shape[1] ** 0.5 * norm2(V) + norm2(W) - 2, u
-    strength = growth.clamp(min=0) + 2
+    root, end, term = u.shape[1] ** 0.5, u, CorrectedStabilization(1.0, 1e-5)
+    strength = (root * norm2(V) + norm2(W) - 2).clamp(min=0) + 2
     dt = 1 / (strength + 2)
     for _ in range(steps):
-        rest, spread = fluctuating(u)
-        rate = attention(u, A, V) + torch.tanh(u @ W.transpose(-1, -2) + bias) - 2 * u
-        u = u + column(dt) * (rate + column(strength) * (rest / column((spread**2 + 1e-5).sqrt()) - u))
-    return added(start, u, steps, dt, strength, growth, torch.tanh(bias).norm(dim=-1).squeeze(-1))
+        rate = attention(end, A, V) + torch.tanh(end @ W.mT + b) - 2 * end
+        end = end + per_example(dt) * (rate + per_example(strength) * term(end))
+
+    grows = values * root * norm2(V) + weights * norm2(W) - 2
+    return added(u, end, steps, dt, grows - strength, gamma * strength + forcing * size(torch.tanh(b)))
 
 
-def bounded_flow_ratio(
-    u: Tensor, B: Tensor, turn: Tensor, push: Tensor, *, eps: float = 1e-3, T: float = 1.0, steps: int = 40
-) -> Tensor:
-    """(‖u(T)‖ − e^{−κT}‖u(0)‖) / ((γ + f₀)(1 − e^{−κT})/κ) for the flow, by RK4: at most 1.
+def one_long_token(seed: int, **drawn: Tensor) -> Start:
+    """In every other example all tokens attend to the first, ten times as long: ‖Att(u)‖ is near √N‖V‖‖u‖ there."""
+    u, A = drawn["u"], drawn["A"]
+    u[::2, 0] *= 10
+    u[::2, 1:] = u[::2, :1] / 10
+    A[::2] = A[::2] @ A[::2].mT
+    return drawn
 
-    F = Mu + w, M = (B + Bᵀ)/2 + (K − Kᵀ)/2: only the first part grows, λ = λ_max of it; γ = 1, κ = γ − λ of any sign.
+
+def bounded_flow(u: Tensor, B: Tensor, K: Tensor, push: Tensor, *, gamma=1.0, forcing=1.0, rate=1.0) -> Tensor:
+    """‖u(1)‖ ≤ e^{−κ}‖u(0)‖ + (γ + f₀)(1 − e^{−κ})/κ, κ = γ − λ of any sign, for the flow of F = Mu + w and γ = 1.
+
+    M = (B + Bᵀ)/2 + (K − Kᵀ)/2: only the first part grows, and λ is its largest eigenvalue.
     """
-    grow = (B + B.transpose(-1, -2)) / 2
-    M = grow + (turn - turn.transpose(-1, -2)) / 2
+    grow, term = (B + B.mT) / 2, CorrectedStabilization(1.0, 1e-3)
+    M = grow + (K - K.mT) / 2
+    end = flow(lambda v: M @ v + push + term(v), u, steps=40)
 
-    def rate(v: Tensor) -> Tensor:
-        rest, spread = fluctuating(v)
-        return M @ v + push + rest / column((spread**2 + eps).sqrt()) - v
-
-    start, dt = u, T / steps
-    for _ in range(steps):
-        k1 = rate(u)
-        k2 = rate(u + dt / 2 * k1)
-        k3 = rate(u + dt / 2 * k2)
-        u = u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + rate(u + dt * k3))
-    kappa = 1 - torch.linalg.eigvalsh(grow).amax(dim=-1)
-    return (size(u) - torch.exp(-kappa * T) * size(start)) / ((1 + size(push)) * -torch.expm1(-kappa * T) / kappa)
+    kappa = 1 - rate * torch.linalg.eigvalsh(grow).amax(dim=-1)
+    return (size(end) - torch.exp(-kappa) * size(u)) / ((gamma + forcing * size(push)) * growth(-kappa))
 
 
-def attack_bounded_flow(seed: int, batch: int = 48, steps: int = 60) -> Tensor:
-    """The worst ratio of each start, with turning maps that are larger than what they let grow."""
-    u, push = (0.5 * normal(seed, "flow bound", k, size=(batch, 4, 2)) for k in "uw")
-    B, turn = (normal(seed, "flow bound", k, size=(batch, 4, 4)) for k in "BK")
-    return ascend(bounded_flow_ratio, u, 0.5 * B, turn, push, steps=steps)
+def turning(seed: int, **drawn: Tensor) -> Start:
+    """Maps that turn more than they let grow."""
+    return {name: x if name == "K" else x / 2 for name, x in drawn.items()}
 
 
-def attack_bounded(seed: int, batch: int = 48, steps: int = 150) -> tuple[Tensor, Tensor]:
-    """The worst ratio of each start, for linear maps of the tokens and for attention with a feed-forward network."""
-    u, push = (normal(seed, "bounded", k, size=(batch, 4, 2)) for k in "uw")
-    M, values = normal(seed, "bounded", "M", size=(batch, 4, 4)), normal(seed, "bounded", "v", size=(batch, 2))
-    found = [ascend(lambda *x, e=eps: bounded_ratio(*x, e), u, M, push, values, steps=steps) for eps in (1e-5, 0.5)]
-    A, V, W = (normal(seed, "bounded", k, size=(batch, 2, 2)) for k in ("A", "V", "W"))
-    bias = normal(seed, "bounded", "b", size=(batch, 1, 2))
-    return torch.cat(found), ascend(attention_bounded_ratio, u, A, V, W, bias, steps=steps)
+BRANCH = {"A": "d d", "V": "d d"}
+AFFINE = {"g": "1 d", "b": "1 d"}
+TOKENS = [{"n": 3, "d": 4, "1": 1}]
+WIDTHS = [{"d": d, "1": 1} for d in (2, 3, 8)]
+FIELDS = [{"n": 6, "d": 3, "1": 1}]
+INSTEAD = {"LayerNorm": {"norm": True}}
 
-
-# Exact solutions.
-
-
-def flow_error(seed: int, target: str = "LN", batch: int = 32) -> Tensor:
-    """u' = LN(u) − u by RK4 to t = 2 against e^{−t}u₀ + (1 − e^{−t})LN(u₀), relative.
-
-    target="sphere" takes √d u₀/|u₀| for LN(u₀), which leaves the mean on: a wrong law, for the control.
-    """
-    u0 = normal(seed, "flow", size=(batch, 3, 5)) * column(normal(seed, "flow", "size", size=(batch,)).exp())
-    term = LayerNormRate(5, eps=0.0).double().requires_grad_(False)
-    found = solve(term, u0, steps=64, dt=1 / 32, integrator=RK4(), keep=lambda u: None).final
-    exact = normalization.layer_norm_flow(u0, 2.0)
-    if target == "sphere":
-        left = torch.exp(torch.tensor(-2.0, dtype=torch.float64))
-        exact = left * u0 + (1 - left) * 5**0.5 * u0 / u0.norm(dim=-1, keepdim=True)
-    return (found - exact).flatten(1).norm(dim=-1) / exact.flatten(1).norm(dim=-1)
-
-
-def spread_error(seed: int, law: str = "ours", fields: int = 12) -> Tensor:
-    """σ(1) of u' = S[u] by RK4 against the closed form, relative to σ₀.
-
-    law="exponential" takes σ₀e^{−γt/√(σ₀² + ε)}, the rate frozen at the start: a wrong law, for the control.
-    """
-    draws = torch.rand(fields, 3, generator=stream(seed, "spread"), dtype=torch.float64)
-    found = []
-    for start, strength, root in (0.5 + 2 * draws).tolist():
-        eps = root**2 / 4
-        u0 = normalization.field_of(torch.ones(1).double(), torch.tensor([start]).double(), seed)
-        term = SpatialStabilization(strength, eps)
-        end = fluctuating(solve(term, u0, steps=100, dt=0.01, integrator=RK4(), keep=lambda u: None).final)[1].item()
-        exact = float(normalization.spread_at(1.0, start, strength, eps))
-        if law == "exponential":
-            exact = start * float(torch.exp(torch.tensor(-strength / (start**2 + eps) ** 0.5)))
-        found.append(abs(end - exact) / start)
-    return torch.tensor(found, dtype=torch.float64)
-
-
-LAWS = {
-    "idempotent": idempotence_error,
-    "iterate": iterate_error,
-    "jacobian": jacobian_error,
-    "post_norm": post_norm_error,
-    "kept": kept_error,
-    "power": power_error,
-    "uneven_rate": uneven_error,
-    "cycle": cycle_error,
-    "flow": flow_error,
-    "spread": spread_error,
-}
-WRONG_LAWS = {
-    "idempotent_uneven_gain": lambda seed: idempotence_error(seed, uneven=0.3),
-    "iterate_at_once": lambda seed: iterate_error(seed, "at once"),
-    "cycle_without_eps": lambda seed: cycle_error(seed, "without ε"),
-    "jacobian_without_centring": lambda seed: jacobian_error(seed, centre=False),
-    "post_norm_with_eps": lambda seed: post_norm_error(seed, eps=0.01),
-    "kept_from_any_start": lambda seed: kept_error(seed, "any"),
-    "uneven_rate_as_even": lambda seed: uneven_error(seed, "even"),
-    "power_as_printed": lambda seed: power_error(seed, "printed"),
-    "flow_without_centring": lambda seed: flow_error(seed, "sphere"),
-    "spread_exponential": lambda seed: spread_error(seed, "exponential"),
-}
-
-
-@experiment("attack_layernorm", Scale.BOOK)
-def run(scale: Scale, seed: int, work: Workplace) -> Result:
-    """A search for steps in which LayerNorm changes or adds energy, and for violations of what is true instead (S).
-
-    One seed of every attack; `worst_…` of an inequality is its largest value/bound, of a law its error over ROUNDING.
-    """
-    cases = {f"{place}{name}": (place, plain) for place in PLACES for name, plain in (("", False), ("_plain", True))}
-    changes = {name: attack_energy(seed, *case) for name, case in cases.items()}
-    still = {place: attack_energy(seed, place) for place in HARMLESS}
-    linear, with_attention = attack_bounded(seed)
-    corrected = {
-        "length": attack_length(seed),
-        "nearest": attack_nearest(seed),
-        "lipschitz": attack_lipschitz(seed),
-        "pre_norm": attack_pre_norm(seed),
-        "step": attack_step(seed),
-        "bounded": torch.cat([linear, with_attention]),
-        "bounded_flow": attack_bounded_flow(seed),
-    }
-    laws = {name: error(seed) / ROUNDING for name, error in LAWS.items()}
-    wrong = {f"wrong_{name}": int((error(seed) > ROUNDING).sum()) for name, error in WRONG_LAWS.items()}
-    uneven = attack_uneven(seed)
-    return attack_result(
-        "attack_layernorm",
-        scale,
-        seed,
-        printed={f"conserved_{name}": drawn.abs() > ROUNDING for name, (drawn, _) in changes.items()},
-        corrected=corrected | laws,
-        figures={
-            "energy_attempts": len(changes["alone"][0]),
-            **{f"raised_{name}_as_drawn": int((drawn > ROUNDING).sum()) for name, (drawn, _) in changes.items()},
-            **{f"raised_{name}": int((best > ROUNDING).sum()) for name, (_, best) in changes.items()},
-            "law_attempts": sum(len(error) for error in laws.values()),
-            "worst_bounded_attention": with_attention.max().item(),
-        },
-        controls={
-            **wrong,
-            "wrong_step_too_long": int((attack_step(seed, limit=2.2) > 1 + ROUNDING).sum()),
-            # eq 9 with uneven γ: the search must find a gain of energy
-            "uneven_rate_gains": int((uneven > ROUNDING).sum()),
-            "uneven_rate_attempts": len(uneven),
-            # and here there is nothing to find
-            "still_orthogonal": int((still["orthogonal"][1].abs() > ROUNDING).sum()),
-            "still_contraction": int((still["contraction"][1] > ROUNDING).sum()),
-        },
-        configuration={"laws": list(LAWS)},
+ENERGY = {
+    f"{place}{kind}": Statement(
+        conserved, {"u": "n d", "e": "", **BRANCH, **affine}, TOKENS, {"place": (place,)}, short_and_long,
+        printed=True, batch=64, steps=1,
     )
+    for place in ("alone", "post")
+    for kind, affine in (("", AFFINE), ("_plain", {}))  # plain: g = 1, b = 0
+}  # fmt: skip
+
+
+def raised(seed: int, climb: int = 30) -> tuple[dict[str, float], dict[str, float]]:
+    """How many starts of each kind LayerNorm gives energy, as drawn and after an ascent; there are no controls."""
+    figures = {}
+    for name, one in ENERGY.items():
+        for what, steps in (("as drawn", 1), ("climbed", climb)):
+            gains = replace(one, score=energy_gain, steps=steps).search(seed)
+            figures[Key("raised", name, what)] = int((gains > ROUNDING).sum())
+    return figures, {}
+
+
+run = attack(
+    "attack_layernorm",
+    {f"conserved_{name}": one for name, one in ENERGY.items()}
+    | {
+        "eq9_dissipates": Statement(
+            eq9_dissipates, {"u": "n d", "raw": "n"}, [{"n": 6, "d": 2}], printed=True, batch=64,
+        ),
+        # nothing to find: what stands in LayerNorm's place keeps the energy, or never adds to it
+        "orthogonal": Statement(
+            orthogonal, {"u": "n d", "A": "d d"}, TOKENS, start=short_and_long, wrong=INSTEAD, batch=64, steps=30,
+        ),
+        "contraction": Statement(
+            contraction, {"u": "n d", "V": "d d"}, TOKENS, start=short_and_long, wrong=INSTEAD, batch=64, steps=30,
+        ),
+        "length": Statement(length, {"z": "d", "e": "1"}, WIDTHS, batch=128, steps=60),
+        "nearest": Statement(
+            nearest, {"z": "d", "w": "d"}, WIDTHS, wrong={"any mean": {"mean_zero": False}}, batch=128,
+        ),
+        "lipschitz": Statement(
+            lipschitz, {"z": "d", "w": "d", "g": "d", "e": "1"}, WIDTHS,
+            wrong={"mean gain": {"mean_gain": True}}, shrink=("slope",), batch=128, steps=150,
+        ),
+        "idempotent": Statement(
+            idempotent, {"z": "d", "g": "d"}, [{"d": 6}], start=over_decades(-1, 1, "z"),
+            wrong={"uneven gains": {"uneven": 0.3}}, batch=256, steps=1,
+        ),
+        "iterate": Statement(
+            iterate, {"z": "d", "e": "1"}, WIDTHS, wrong={"at once": {"at_once": True}}, batch=64, steps=1,
+        ),
+        "jacobian": Statement(
+            jacobian, {"z": "d"}, [{"d": 5}], {"eps": (0.0, 0.1)},
+            wrong={"without centring": {"centre": False}}, batch=64, steps=1,
+        ),
+        "post_norm": Statement(
+            post_norm, {"u": "n d", **BRANCH}, TOKENS, start=over_decades(-3, 3, "V"),
+            wrong={"ε": {"eps": 0.01}}, batch=256, steps=1,
+        ),
+        "kept": Statement(
+            kept, {"u": "n d", **BRANCH}, TOKENS, start=over_decades(-1, 1, "u"),
+            wrong={"any start": {"set_before": False}}, batch=256, steps=1,
+        ),
+        "pre_norm": Statement(
+            pre_norm, {"u": "n d", **BRANCH, **AFFINE}, [{"n": 3, "d": 3, "1": 1}],
+            shrink=("values", "gains", "biases"), batch=48, steps=200,
+        ),
+        "power": Statement(
+            eq9_power, {"u": "n d", "m": "1 d"}, FIELDS, {"eps": (0.0, 1e-5, 1.0)}, over_decades(-2, 2, "u", "m"),
+            wrong={"the printed rate": {"printed": True}}, batch=256, steps=1,
+        ),
+        "uneven_rate": Statement(
+            uneven_rate, {"raw": "n"}, FIELDS, wrong={"as if even": {"even": True}}, batch=64, steps=1,
+        ),
+        "step": Statement(
+            step, {"u": "n d", "p": ""}, FIELDS, {"eps": (0.01, 1.0)}, wrong={"too long": {"limit": 2.2}}, batch=64,
+        ),
+        "cycle": Statement(
+            cycle, {"u": "n d", "p": ""}, FIELDS, {"eps": (0.01, 1.0)},
+            wrong={"without ε": {"with_eps": False}}, batch=32, steps=1,
+        ),
+        "spread": Statement(
+            spread_law, {"u": "n d"}, FIELDS, {"strength": (0.5, 2.5), "eps": (0.0625, 1.5)},
+            over_decades(-0.6, 0.2, "u"), wrong={"exponential": {"frozen": True}}, batch=16, steps=1,
+        ),
+        "flow": Statement(
+            layer_norm_line, {"u": "n d"}, [{"n": 3, "d": 5}], start=over_decades(-1, 1, "u"),
+            wrong={"without centring": {"centre": False}}, batch=64, steps=1,
+        ),
+        "bounded": Statement(
+            bounded, {"u": "n d", "M": "n n", "push": "n d", "v": "2"}, [{"n": 4, "d": 2, "2": 2}],
+            {"eps": (1e-5, 0.5)}, shrink=("gamma", "forcing", "rate"), batch=48, steps=150,
+        ),
+        "bounded_attention": Statement(
+            bounded_attention, {"u": "n d", **BRANCH, "W": "d d", "b": "n d"}, [{"n": 4, "d": 2}],
+            {"steps": (1, 20)}, one_long_token, shrink=("gamma", "forcing", "values", "weights"), batch=48, steps=150,
+        ),
+        "bounded_flow": Statement(
+            bounded_flow, {"u": "n d", "B": "n n", "K": "n n", "push": "n d"}, [{"n": 4, "d": 2}],
+            start=turning, shrink=("gamma", "forcing", "rate"), batch=48, steps=60,
+        ),
+    },
+    extra=raised,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The code of the experiment `bottleneck`, which the chapter `coupled_layers` shows."""

@@ -1,0 +1,234 @@
+"""Attention as an integral operator: kernel, quadrature, contraction, and tokens on a sphere.  (P2 eq 5, 19)
+
+One head, without −u: a query q reads a(q) = ∫K(q, y) V u(y) dy, K(q, y) = e^{qᵀAu(y)} / ∫e^{qᵀAu(z)}dz. On tokens
+u_j = u(x_j) both integrals become means, and their ratio is softmax attention. Layer after layer it brings the tokens
+together; on the unit sphere tokens with equal angles follow one scalar equation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from scipy.integrate import quad
+from torch import Tensor
+
+from pdelab.formulas import attention, attention_weights, centres, diameter, longest, norm2
+from pdelab.integrators import RK4
+from pdelab.seeds import normal, stream
+from pdelab.solver import solve
+
+COUNTS = (9, 27, 81, 243)  # odd, so that a jump at ½ falls in the middle of a cell
+DRAWS = 256
+
+Function = Callable[[Tensor], Tensor]  # of positions, (N,) → (N, feature)
+
+# Kernel and quadrature
+
+
+def kernel(u: Tensor, A: Tensor) -> Tensor:
+    """K_att(x_i, x_j) = N p_ij, so that the midpoint rule gives ∫K_att(x_i, y) dy = 1: (…, token, token)."""
+    return u.shape[-2] * attention_weights(u, A)
+
+
+def read(q: Tensor, u: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None) -> Tensor:
+    """a(q) = Σ_j m_j e^{qᵀAu_j} V u_j / Σ_j m_j e^{qᵀAu_j}: what queries q (…, m, d) read from tokens u (…, N, d).
+
+    mass: the weights m_j > 0 of a quadrature rule, (…, N); without them every token counts alike, which is softmax.
+    """
+    scores = q @ A @ u.mT  # (…, m, N)
+    if mass is not None:
+        scores = scores + mass.log().unsqueeze(-2)
+    return scores.softmax(dim=-1) @ u @ V.mT
+
+
+def gauss(nodes: int = 40) -> tuple[Tensor, Tensor]:
+    """Places and weights on [0, 1] that integrate what is smooth on each half, to rounding."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    x, w = torch.from_numpy((x + 1) / 4), torch.from_numpy(w / 4)
+    return torch.cat([x, x + 0.5]), torch.cat([w, w])
+
+
+def smooth(x: Tensor) -> Tensor:
+    """u(x) = (sin 3x, cos 2x): |u| ≤ √2, |u'| ≤ √13, |u''| ≤ √97."""
+    return torch.stack([torch.sin(3 * x), torch.cos(2 * x)], dim=-1)
+
+
+SMOOTH = {"R": math.sqrt(2), "first": math.sqrt(13), "second": math.sqrt(97)}
+
+
+def jump(x: Tensor) -> Tensor:
+    """The same, turned round from x = ½ on: smooth on each half, with a jump between them."""
+    return torch.where((x < 0.5).unsqueeze(-1), smooth(x), -smooth(x))
+
+
+def grid_errors(field: Function, A: Tensor, V: Tensor, counts: Sequence[int] = COUNTS, at: float = 0.3) -> list[float]:
+    """|a_N(q) − a(q)| for q = u(at) and tokens u_j = u(x_j) at N cell centres, for each N."""
+    q, exact = _exact_read(field, A, V, at)
+    return [(read(q, field(centres(n)), A, V) - exact).norm().item() for n in counts]
+
+
+def sample_errors(
+    field: Function, A: Tensor, V: Tensor, seed: int, counts: Sequence[int] = COUNTS, at: float = 0.3
+) -> list[float]:
+    """√E|a_N(q) − a(q)|² for tokens at N independent, uniform places, the mean over 256 draws, for each N."""
+    q, exact = _exact_read(field, A, V, at)
+    errors = []
+    for n in counts:
+        places = torch.rand(DRAWS, n, generator=stream(seed, "places", n), dtype=torch.float64)
+        squares = (read(q, field(places), A, V) - exact).square().sum(dim=-1)
+        errors.append(squares.mean().sqrt().item())
+    return errors
+
+
+def _exact_read(field: Function, A: Tensor, V: Tensor, at: float) -> tuple[Tensor, Tensor]:
+    """The query q = u(at), and a(q) by Gauss's rule."""
+    q, (x, mass) = field(torch.tensor([at], dtype=torch.float64)), gauss()
+    return q, read(q, field(x), A, V, mass)
+
+
+def midpoint_bound(n: int, a, v, R, first, second) -> Tensor:
+    """v e^{2aR²} [2R(aRu₂ + a²R²u₁²) + 2aRu₁² + u₂] / 24N², a = ‖A‖, v = ‖V‖, |q|, |u| ≤ R, |u'| ≤ u₁, |u''| ≤ u₂."""
+    a, R = (torch.as_tensor(x, dtype=torch.float64) for x in (a, R))
+    curved = 2 * R * (a * R * second + (a * R * first) ** 2) + 2 * a * R * first**2 + second
+    return v * torch.exp(2 * a * R**2) * curved / (24 * n**2)
+
+
+def sample_bound(n: int, a, v, R) -> Tensor:
+    """v e^{2aR²} R / √N: bounds √E|a_N − a|² for N independent tokens with |u_j|, |q| ≤ R, a = ‖A‖, v = ‖V‖."""
+    a, R = (torch.as_tensor(x, dtype=torch.float64) for x in (a, R))
+    return v * torch.exp(2 * a * R**2) * R / math.sqrt(n)
+
+
+# Random matrices
+
+
+def matrices(seed: int, width: int = 2, size: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Random A and V with spectral norms `size` and 1."""
+    A, V = (normal(seed, name, size=(width, width)) for name in "AV")
+    return size * A / norm2(A), V / norm2(V)
+
+
+def orthogonal(seed: int, *names: object, width: int) -> Tensor:
+    """A random orthogonal matrix, uniform among them all."""
+    Q, R = torch.linalg.qr(normal(seed, *names, size=(width, width)))
+    return Q * R.diagonal().sign()  # or the result would not be uniform
+
+
+def largest_growth(matrix: Tensor) -> float:
+    """max Re λ over the eigenvalues: the rate at which the fastest mode of u' = Mu grows."""
+    return torch.linalg.eigvals(matrix).real.max().item()
+
+
+# Contraction
+
+
+def diameters(u: Tensor, A: Tensor, V: Tensor, layers: int) -> list[float]:
+    """diam(u), diam(Att(u)), diam(Att(Att(u))), …: attention alone, the same weights in every layer."""
+    values = [diameter(u).item()]
+    for _ in range(layers):
+        u = attention(u, A, V)
+        values.append(diameter(u).item())
+    return values
+
+
+def causal_exponent(u: Tensor, A: Tensor) -> Tensor:
+    """b = ‖A‖ max|u_i| diam(u): no score of a token is further than that from its score with the first token."""
+    return norm2(A) * longest(u) * diameter(u)
+
+
+def causal_factor(u: Tensor, A: Tensor) -> Tensor:
+    """1 − 1/(1 + (N−1)e^b): what causal attention with V = I leaves of max_k|u_k − u_0|."""
+    return torch.sigmoid(causal_exponent(u, A) + math.log(u.shape[-2] - 1))  # the same, and no overflow
+
+
+def two_leaders(n: int, size: float = 1e-3, sharp: float = 50.0) -> tuple[Tensor, Tensor, Tensor]:
+    """N tokens, A and V with ‖V‖ = 1, for which attention multiplies the spread by nearly √(N/2).
+
+    A token is (value, address). Two leaders have the values ±1, all others 0; half of these turn to each leader, by an
+    address that is too small to count in the spread.
+    """
+    side = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(n // 2)
+    value, address = torch.zeros_like(side), 0.1 * size * side
+    value[:2], address[:2] = side[:2], size * side[:2]
+
+    A = torch.diag(torch.tensor([0.0, sharp / (0.1 * size**2)], dtype=torch.float64))
+    V = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    return torch.stack([value, address], dim=-1), A, V
+
+
+def share(u: Tensor) -> Tensor:
+    """√N|μ| / ‖u‖: the cosine between a state (token, feature) and the state of equal tokens 1μ."""
+    return math.sqrt(u.shape[-2]) * u.mean(dim=-2).norm(dim=-1) / u.flatten(-2).norm(dim=-1)
+
+
+# On the sphere
+
+
+def sphere_rate(u: Tensor, beta: float | Tensor, sign: float = 1.0) -> Tensor:
+    """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I."""
+    itself = torch.eye(u.shape[-2], dtype=torch.bool, device=u.device)
+    weights = (beta * (u @ u.mT)).softmax(dim=-1)
+    # j = i gives (I − u_iu_iᵀ)u_i = 0; left in, its weight near 1 would drown the others by rounding at a large β
+    pull = sign * weights.masked_fill(itself, 0) @ u
+    # divided by |u|² = 1, or rounding off the sphere would grow where V = −I
+    return pull - (pull * u).sum(dim=-1, keepdim=True) / (u * u).sum(dim=-1, keepdim=True) * u
+
+
+def equal_angles(n: int, gamma: float | Tensor) -> Tensor:
+    """n unit vectors in Rⁿ with ⟨u_i, u_j⟩ = γ for all i ≠ j, −1/(n−1) ≤ γ ≤ 1: (…, n, n).
+
+    They are the rows of the root of their Gram matrix, √((1−γ)I + γ11ᵀ) = √(1−γ) (I − 11ᵀ/n) + √(1+(n−1)γ) 11ᵀ/n.
+    """
+    gamma = torch.as_tensor(gamma, dtype=torch.float64)[..., None, None]
+    if not (gamma >= -1 / (n - 1)).all() or not (gamma <= 1).all():
+        raise ValueError(f"gamma must lie between −1/(n−1) = {-1 / (n - 1):.3g} and 1 for {n} tokens")
+    mean = torch.full((n, n), 1 / n, dtype=torch.float64)
+    rest = torch.eye(n, dtype=torch.float64) - mean
+    return (1 - gamma).sqrt() * rest + (1 + (n - 1) * gamma).clamp(min=0).sqrt() * mean
+
+
+def angle_law(gamma, beta, n: int, sign: float = 1.0) -> Tensor:
+    """γ' = ±2e^{βγ}(1−γ)(1 + (n−1)γ) / (e^β + (n−1)e^{βγ})."""
+    gamma, beta = (torch.as_tensor(x, dtype=torch.float64) for x in (gamma, beta))
+    weight = 1 / (torch.exp(beta * (1 - gamma)) + n - 1)  # of one other token
+    return sign * 2 * weight * (1 - gamma) * (1 + (n - 1) * gamma)
+
+
+def angle_rate(u: Tensor, beta, sign: float = 1.0) -> Tensor:
+    """d⟨u_1, u_2⟩/dt under the flow on the sphere: (…,)."""
+    rate = sphere_rate(u, beta, sign)
+    return (rate[..., 0, :] * u[..., 1, :] + u[..., 0, :] * rate[..., 1, :]).sum(dim=-1)
+
+
+def waiting_time(beta: float, n: int, end: float = 0.9) -> float:
+    """∫_0^end dγ/γ' = ½∫_0^end (e^{β(1−γ)} + n − 1) / ((1−γ)(1 + (n−1)γ)) dγ: from right angles to the cosine `end`."""
+    return quad(lambda gamma: 1 / angle_law(gamma, beta, n).item(), 0, end, epsrel=1e-10, limit=200)[0]
+
+
+def follow_tokens(u0: Tensor, beta: float, times: Sequence[float], steps: int, sign: float = 1.0) -> list[Tensor]:
+    """The tokens (n, d) at evenly spaced times 0, …, T, `steps` steps of RK4 between two of them."""
+    return [u[0] for u in _at_times(lambda u: sphere_rate(u, beta, sign), u0.unsqueeze(0), times, steps)]
+
+
+def follow_law(gamma: float, beta: float, n: int, times: Sequence[float], steps: int, sign: float = 1.0) -> list[float]:
+    """γ at the same times, from the scalar law alone."""
+    start = torch.tensor([[[gamma]]], dtype=torch.float64)
+    return [g.item() for g in _at_times(lambda g: angle_law(g, beta, n, sign), start, times, steps)]
+
+
+def _at_times(rate: Function, start: Tensor, times: Sequence[float], steps: int) -> tuple[Tensor, ...]:
+    run = solve(rate, start, steps=steps * (len(times) - 1), dt=times[1] / steps, integrator=RK4())
+    return run.states[::steps]
+
+
+def on_circle(angles: Tensor) -> Tensor:
+    """(cos θ, sin θ): (…,) → (…, 2)."""
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+def angles_of(states: Sequence[Tensor]) -> Tensor:
+    """The angles of tokens on the circle, followed without jumps: (time, token)."""
+    turn = torch.stack([torch.atan2(u[:, 1], u[:, 0]) for u in states])
+    step = torch.remainder(turn.diff(dim=0) + math.pi, 2 * math.pi) - math.pi  # no token turns by π between two times
+    return torch.cat([turn[:1], turn[:1] + step.cumsum(dim=0)])

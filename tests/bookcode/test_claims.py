@@ -1,0 +1,212 @@
+"""claims.yml: every claim of the papers is there, and a fault in the file is refused by name."""
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from made_claims import entry
+
+from pdebook.evidence.run import find
+from pdebook.ledger import Verdict, read_claims
+from pdebook.ledger.claims import NEEDED
+from pdebook.ledger.record import Store
+
+ROOT = Path(__file__).parents[2]
+
+# Every claim of the two papers, of the review (R) and of the summaries (S). The ledger covers all of them.
+IDS = """
+P2-def3.1 P2-eq2 P2-eq4 P2-eq5 P2-eq6 P2-eq7 P2-eq8 P2-eq9 P2-eq10 P2-eq18 P2-eq19
+P1-eq1 P1-eq3/14 P1-eq4/17 P1-eq6/7 P1-eq8 P1-eq9-11 P1-eq12/13 P1-eq16 P1-eq18/19 P1-eq20 P1-alg1 P1-eq22/23 P1-map
+P2-thm3.2 P2-thm3.3 P2-thm3.4 P2-thm3.5 P2-cor3.7 P1-thm1 P1-thm2 P1-eq24
+P2-align-mse P2-align-cos P2-align-spec P2-fidelity-T P2-fidelity-PDE P2-grad P2-ib-contrast P2-att-cos P2-att-kl
+P2-spectrum P2-entropy P2-effdim P2-mi P2-sparsity P2-magnitude P2-diversity
+P1-table2 P1-table3 P1-attention P1-ib P1-gradflow P1-perturb P1-fig7 P1-fig8 P1-fig9 P1-appB
+R-disc R-arch R-limit S-ln S-res
+""".split()
+
+CLAIMS = {claim.id: claim for claim in read_claims()}
+
+
+def test_every_claim_of_the_papers_has_an_entry():
+    assert sorted(CLAIMS) == sorted(IDS)
+
+
+@pytest.mark.parametrize("claim_id", IDS)
+def test_every_entry_says_what_would_settle_it(claim_id):
+    claim = CLAIMS[claim_id]
+    assert len(claim.says) > 40
+    assert claim.protocol or claim.reason
+    assert claim.control or claim.kind != "measurement"
+    assert all(text.count("$") % 2 == 0 for text in (claim.says, claim.protocol, claim.corrected, claim.control))
+
+
+def test_no_verdict_is_typed_in_the_claims_or_in_the_pages():
+    """The verdict words may be explained (notation, intro, ledger) but no page says one of a claim's id."""
+    assert "verdict:" not in (ROOT / "data" / "claims.yml").read_text(encoding="utf-8")
+    words = "|".join(v.value for v in Verdict)
+    for page in (ROOT / "book").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(rf"(P[12]|R|S)-[\w./-]+[\s`*:]+({words})\b", text), page.name
+
+
+def claims_file(tmp_path, *entries):
+    path = tmp_path / "claims.yml"
+    path.write_text(yaml.safe_dump(list(entries)))
+    return path
+
+
+def evidence(rule="greater", **named):
+    """A measurement with this evidence, of an experiment that exists."""
+    return {"rule": rule, "evidence": {"experiment": "tables", **named}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rule": "looks_right"}, "rule: must be 'checked', 'attacked', .*; not 'looks_right'"),
+        ({"verdict": "holds"}, "verdict: a verdict is computed from evidence; remove it"),
+        ({"rule": "attacked"}, "rule: attacked is not for a measurement, but for a theorem"),
+        ({"kind": "opinion"}, "kind: must be 'construction', 'theorem' or 'measurement'; not 'opinion'"),
+        ({"notes": "?"}, "notes: there is no such field; remove it"),
+        ({"repair": "hope"}, "repair: must be 'condition', 'replacement' or 'none'; not 'hope'"),
+        ({"title": 3}, "title: must be a valid string; not 3"),
+        ({"printed": [1]}, r"printed: must be a valid dictionary; not \[1\]"),
+        (
+            evidence("reproduced", figure="f", control="c", printed="p", tolerance=0.1),
+            "evidence.printed: it names 'p', which the field 'printed' lacks",
+        ),
+        (evidence(figure="f", control="c", tolerance="1e-2"), "evidence.tolerance: must be a valid number; not '1e-2'"),
+        (evidence(figur="f"), "evidence.figur: there is no such field; remove it"),
+        (
+            {"kind": "theorem"} | evidence("attacked", figure="f"),
+            "evidence: the rule attacked reads no figure; remove it",
+        ),
+        (
+            evidence(figure="f", control="c", compare=[{"figure": "f", "control": "c"}]),
+            "evidence: control, figure beside 'compare'; put it into the comparisons",
+        ),
+        (evidence(compare=[]), "evidence.compare: must have at least 1 item"),
+        (evidence(compare=[{"figure": "f"}]), "evidence: the rule greater needs control too"),
+        (evidence(compare=[{"figure": "f", "control": []}]), "evidence.compare.0.control: must have at least 1 item"),
+        (evidence(figure="f", control=3), "evidence.control: must be a valid list; not 3"),
+        (
+            evidence(compare=[{"figure": "f", "control": "c", "by": "layer"}]),
+            "evidence.compare.0.by: there is no such field; remove it",
+        ),
+        (
+            evidence(compare=[{"figure": "f", "control": "c", "scale": "paper"}]),
+            "evidence.compare.0.scale: there is no such field; remove it",
+        ),
+        (evidence(figure="f", control="c", rows="layer"), "evidence.rows: must be a valid list; not 'layer'"),
+        (
+            evidence(experiment="tabels", figure="f", control="c"),
+            "evidence.experiment: must be one of .*heat_ends, .*; not 'tabels'",
+        ),
+        ({"rule": "greater", "evidence": {"figure": "f", "control": "c"}}, "evidence.experiment: must be .*; not None"),
+        (
+            evidence(scale="big", figure="f", control="c"),
+            "evidence.scale: must be 'smoke', 'book' or 'paper'; not 'big'",
+        ),
+        (
+            {"kind": "construction"} | evidence("checked"),
+            "evidence: the rule checked reads no experiment; remove it",
+        ),
+        (
+            {"reason": "vague"} | evidence("untestable"),
+            "evidence: the rule untestable reads no experiment; remove it",
+        ),
+        ({"reply": {"date": "soon", "text": "No."}}, "reply.date: must be a valid date; not 'soon'"),
+        ({"reply": {"date": datetime.date(2026, 1, 31), "text": ""}}, "reply.text: must have at least 1 character"),
+        (
+            evidence("reproduced", figure="f", control="c"),
+            "evidence: the rule reproduced needs printed, tolerance too",
+        ),
+        ({"repair": "condition"}, "corrected: it goes with a repair"),
+        ({"corrected": "so"}, "corrected: it goes with a repair"),
+        ({"kind": "theorem", "rule": "untestable"}, "reason: it goes with the rule untestable"),
+        ({"reason": "vague"}, "reason: it goes with the rule untestable"),
+    ],
+)
+def test_a_faulty_entry_is_refused_by_name(tmp_path, change, words):
+    with pytest.raises(ValueError, match=f"^claim X-1: {words}"):
+        read_claims(claims_file(tmp_path, entry(**change)))
+
+
+@pytest.mark.parametrize("text", ["", "id: X-1", "- one\n- two"])
+def test_a_file_that_is_no_list_of_entries_is_refused(tmp_path, text):
+    path = tmp_path / "claims.yml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"claims.yml must be a list of entries"):
+        read_claims(path)
+
+
+def test_a_printed_figure_keeps_its_digits(tmp_path):
+    path = tmp_path / "claims.yml"
+    path.write_text(yaml.safe_dump([entry()]) + "  printed: {cosine: 0.970}\n")
+    (claim,) = read_claims(path)
+    assert str(claim.printed["cosine"]) == "0.970"
+    assert claim.printed["cosine"] == 0.97
+
+
+def test_every_fault_of_an_entry_is_named_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"^claim X-1: kind: .*\nclaim X-1: rule: .*\nclaim X-1: notes: ") as error:
+        read_claims(claims_file(tmp_path, entry(kind="opinion", rule="looks_right", notes="?")))
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_missing_field_and_a_double_id_are_refused(tmp_path):
+    short = {key: value for key, value in entry().items() if key != "says"}
+    with pytest.raises(ValueError, match=r"^claim X-1: says: is missing$"):
+        read_claims(claims_file(tmp_path, short))
+    with pytest.raises(ValueError, match="X-1"):
+        read_claims(claims_file(tmp_path, entry(), entry()))
+
+
+def test_an_experiment_has_the_scale_that_a_claim_names():
+    for claim in CLAIMS.values():
+        if claim.evidence:
+            assert claim.evidence.get("scale", "book") in find(claim.evidence["experiment"]).scales, claim.id
+
+
+def test_claims_name_recorded_figures_and_controls():
+    """Also where the verdict waits for the paper's size: the book's runs have the same figures."""
+    seen = 0
+    for claim in read_claims():
+        if claim.rule not in ("reproduced", "at_least", "at_most", "greater") or not claim.evidence:
+            continue
+        results = Store().load(claim.evidence["experiment"], "book")
+        assert results, claim.id
+        for result in results:
+            for one in claim.comparisons:
+                assert one["figure"] in result.figures, claim.id
+                assert set(one["control"]) <= set(result.controls), claim.id
+        seen += 1
+    assert seen >= 23  # the nine claims on ListOps, eight on information and six on images and text
+
+
+# what may stand before a figure's own name: of which model, data, weights, unit or axis it is
+PREFIXES = ("untrained_", "shuffled_", "all_", "relative_", "features_")
+WRITTEN = {"log10_gradient_norm_ratio": "log10_gradient_{n}_ratio"}  # put together from parts
+
+
+def places(name):
+    """The files in which a search for the name of a figure, as a text that ends there, finds it."""
+    words = {WRITTEN.get(name, name), *(name.removeprefix(prefix) for prefix in PREFIXES)}
+    sources = [path for folder in ("chapters", "evidence") for path in (ROOT / "book/pdebook" / folder).rglob("*.py")]
+    return [path for path in sources if any(f'{word}"' in path.read_text(encoding="utf-8") for word in words)]
+
+
+def test_a_search_for_a_figure_leads_to_the_code_that_computes_it():
+    named = {
+        name.rpartition("/")[2]
+        for claim in CLAIMS.values()
+        if claim.rule in NEEDED and claim.evidence
+        for one in claim.comparisons
+        for name in (one["figure"], *one["control"])
+    }
+    assert len(named) > 40
+    assert not [name for name in named if not places(name)]
+    assert not places("a_figure_that_nobody_computes")
+    assert set(WRITTEN) <= named

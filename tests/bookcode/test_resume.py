@@ -1,0 +1,125 @@
+"""Every experiment that trains can be stopped, and ends with the numbers of a run that never was."""
+
+import dis
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pdebook.evidence import run as runner
+from pdebook.evidence import trained
+from pdebook.evidence.experiment import Scale, Workplace
+from pdebook.ledger.record import Store
+from pdebook.ledger.sources import experiments
+from pdelab.datasets.base import majority
+
+
+def keeps(name):
+    """Whether an experiment makes use of its workplace, where checkpoints are kept."""
+    function = inspect.unwrap(runner.find(name))
+    return any(one.argval == "work" for one in dis.get_instructions(function) if one.opname.startswith("LOAD"))
+
+
+SMOKE = [name for name in experiments() if Scale.SMOKE in runner.find(name).scales]
+GO_ON = [name for name in SMOKE if keeps(name)]
+
+# One of several values is enough where each of them means another group of trainings.
+FEWER = {
+    "corner_settings": {"pdebook.chapters.trained_corners.measure.RATES": (1e-2,)},
+    "embedding_scale": {"pdebook.chapters.experiments_listops.measure.SCALES": (1, 10)},
+    "information_layers": {"pdebook.chapters.experiments_information.measure.FOOLED": ()},
+    "information_training": {
+        "pdebook.chapters.estimators.measure.MODELS": {"bare": ("bare", "relu"), "bare tanh": ("bare", "tanh")},
+        "pdebook.chapters.estimators.measure.WATCH": (0.0, 0.4, 1.0),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def quicker(monkeypatch):
+    """The probes and the controls of scikit-learn take most of the time; any function of the states stands for them."""
+    for place in ("pdebook.evidence.labels", "pdebook.chapters.estimators.laws"):
+        monkeypatch.setattr(f"{place}.usable_information", lambda t, y, **options: t.std().item())
+    monkeypatch.setattr("pdelab.datasets.controls.of", lambda data: {"majority": majority(data)})
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts the steps of every training, `done`, and presses Ctrl-C in the step number `stop_at`."""
+    counter = SimpleNamespace(done=0, stop_at=None)
+    step = torch.optim.AdamW.step
+
+    def counted(self, *args, **kwargs):
+        counter.done += 1
+        if counter.done == counter.stop_at:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    return counter
+
+
+def numbers(result):
+    """Figures, controls and what diverged, as text: NaN is equal to itself there."""
+    return json.dumps([result.figures, result.controls, result.diverged], sort_keys=True)
+
+
+@pytest.mark.parametrize("name", GO_ON)
+def test_a_run_that_is_stopped_twice_ends_with_the_same_numbers(name, steps, tmp_path, monkeypatch):
+    for place, value in FEWER.get(name, {}).items():
+        monkeypatch.setattr(place, value)
+    run, work = runner.find(name), Workplace(folder=tmp_path)
+    whole = run(Scale.SMOKE, 0)
+    total = steps.done
+
+    steps.done = 0
+    for share in (total // 3, 2 * total // 3):
+        steps.stop_at = share
+        with pytest.raises(trained.Interrupted, match="stopped after step"):
+            run(Scale.SMOKE, 0, work)
+        assert steps.done == share  # none of the steps before was done again
+
+    steps.stop_at = None
+    assert numbers(run(Scale.SMOKE, 0, work)) == numbers(whole)
+    assert steps.done == total
+
+
+def test_a_stop_in_the_last_step_of_a_training_is_not_lost(steps, tmp_path):
+    """The training is finished and kept; the next one is not begun."""
+    run, work = runner.find("corners-images"), Workplace(folder=tmp_path)
+    last = trained.TASKS["images"][Scale.SMOKE].settings.steps
+    steps.stop_at = last
+    with pytest.raises(trained.Interrupted, match=f"stopped after step {last} of {last} of bare"):
+        run(Scale.SMOKE, 0, work)
+    assert steps.done == last
+
+
+def test_the_other_experiments_begin_anew():
+    """They keep nothing, as they make no use of the workplace: attacks, exact computations, trainings of seconds."""
+    assert {name for name in experiments() if keeps(name)} - set(GO_ON) == {"normalization"}  # which has no smoke scale
+    assert set(SMOKE) - set(GO_ON) == {"algorithm1", "estimators"}
+
+
+def test_a_new_process_goes_on_where_another_was_stopped(steps, tmp_path, monkeypatch):
+    """`bottleneck` has a look and penalties, which a checkpoint knows by name and not by their address."""
+    monkeypatch.setenv("PDELAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PDELAB_RESULTS", str(tmp_path / "results"))
+    whole = runner.find("bottleneck")(Scale.SMOKE, 0)
+
+    job = runner.Job("bottleneck", Scale.SMOKE, 0)
+    steps.done, steps.stop_at = 0, 2 * steps.done // 3
+    assert "stopped after step" in runner.do(job).where
+    assert len(list(job.folder.rglob("checkpoint.pt"))) > 1
+
+    words = [sys.executable, "-m", "pdebook.cli", "run", "bottleneck", "--scale", "smoke", "--seeds", "1", "--quiet"]
+    child = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    (result,) = Store(tmp_path / "results").load("bottleneck")
+    assert numbers(result) == numbers(whole)
+    assert not job.folder.exists()  # the checkpoints go when the Result is recorded
