@@ -238,8 +238,7 @@ run = attack(
             {"u": "n", "log_odds": "", "bend": "k", "inner": "layers k n n"},
             [{"n": 3, "k": k, "layers": 4 // k} for k in (1, 2)],  # sixteen tosses
             wrong={"biased_coin": {"chance": 0.6}},
-            batch=8,
-            steps=5,
+            steps=10,
         ),
         "dial_law": Statement(
             dial_law,

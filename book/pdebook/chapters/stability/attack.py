@@ -200,10 +200,11 @@ def cycle(seed: int, *, soft=1.0, sign=1.0, systems=64, steps=4000) -> Tensor:
 # Theorem C.
 
 
-def bounded(u, b, ln_root, margin, *, pull=1.0, f0=1.0, K=1.0, steps=32, **system) -> Tensor:
+def bounded(u, b, ln_root, margin, *, N=1.0, f0=1.0, K=1.0, steps=32, **system) -> Tensor:
     """‖u(T)‖ ≤ e^{−θT}‖u₀‖ + (γ + f₀)(1 − e^{−θT})/θ, θ = γ − λ > 0, for S = γ(N(u) − u), F = G − 2u + b, f₀ = |b|.
 
     λ = K − 2. From half of (γ + f₀)/θ up to T = 3/θ; systems too stiff for the steps score 0. ln_root: of √ε.
+    N: the bound 1 of ‖N(u)‖.
     """
     rate, root, force = allowed_push(u.shape[-2], **system), ln_root.exp(), b.norm(dim=-1).squeeze(-1)
     gamma = (rate - 2).clamp(min=0) + margin.exp()
@@ -218,7 +219,7 @@ def bounded(u, b, ln_root, margin, *, pull=1.0, f0=1.0, K=1.0, steps=32, **syste
     end = flow(lambda v: push(v, **system) - 2 * v + b + g * (normalised(v, eps) - v), u, T=per_example(T), steps=steps)
 
     theta = gamma - (K * rate - 2)
-    allowed = torch.exp(-theta * T) * start + (pull * gamma + f0 * force) * growth(-theta, T)
+    allowed = torch.exp(-theta * T) * start + (N * gamma + f0 * force) * growth(-theta, T)
     return torch.where(soft, size(end) / allowed, 0.0)
 
 
@@ -320,7 +321,7 @@ run = attack(
             SYSTEM | {"b": "1 d", "ln_root": "", "margin": ""},
             SHAPES,
             start=small_force,
-            shrink=("pull", "f0", "K"),
+            shrink=("N", "f0", "K"),
             batch=32,
             steps=40,
         ),
