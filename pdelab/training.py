@@ -183,22 +183,21 @@ def patience() -> Iterator[list]:
     """Ctrl-C or a notebook's stop button is noted, not obeyed at once: a half-made step would be lost or, worse, kept.
 
     A second one is obeyed at once, unless it follows within a second: a terminal tells parent and child alike, and the
-    parent tells the child again. Where one stands inside another, both lists note it.
+    parent tells the child again. Where one stands inside another, they share the list.
     """
-    asked: list[float] = []
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    asked: list[float] = getattr(before, "asked", [])
+    if hasattr(before, "asked") or threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def note(number, frame):
         asked.append(time.monotonic())
-        if getattr(before, "patient", False):
-            before(number, frame)
-        elif asked[-1] - asked[0] > 1:
+        if asked[-1] - asked[0] > 1:
             raise KeyboardInterrupt
 
-    note.patient = True
-    before = signal.signal(signal.SIGINT, note)
+    note.asked = asked
+    signal.signal(signal.SIGINT, note)
     try:
         yield asked
     finally:

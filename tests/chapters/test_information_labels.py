@@ -13,9 +13,10 @@ from pdebook.evidence.labels import DECIDING, RECORDED, LabelLook, curves, of_la
 from pdebook.evidence.trained import TASKS, build
 from pdelab.checkpoints import RefusedCheckpoint
 from pdelab.datasets.base import Examples
+from pdelab.evaluation import Watched
 from pdelab.metrics.information import rows
 from pdelab.seeds import normal, stream
-from pdelab.training import Settings, Training, Watched, train
+from pdelab.training import Place, Settings, Training, train
 
 TEXT = TASKS["text"][Scale.SMOKE]
 
@@ -119,22 +120,23 @@ def test_a_model_whose_states_were_not_finite_is_named_and_the_others_are_compar
 
 
 def test_the_checkpoint_of_a_run_with_another_look_is_refused(topics, tmp_path):
-    settings = Settings(steps=1, batch=8, watch=(0, 1))
+    place = Place(folder=tmp_path, progress=False)
     for count in (40, 30):
         model = build("linear", TEXT, topics, 0)
         look = LabelLook(topics.test.take(slice(0, count)), 0)
+        settings = Settings(steps=1, batch=8, watch=(0, 1), look=look)
         if count == 30:
             with pytest.raises(RefusedCheckpoint, match="look"):
-                train(model, topics, settings, seed=0, progress=False, look=look, folder=tmp_path)
+                train(model, topics, settings, seed=0, place=place)
         else:
-            train(model, topics, settings, seed=0, progress=False, look=look, folder=tmp_path)
+            train(model, topics, settings, seed=0, place=place)
 
 
 def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path, monkeypatch):
-    settings = Settings(steps=4, batch=8, watch=(0, 2, 4), checkpoint_every=1)
     look = LabelLook(topics.test.take(slice(0, 200)), 0)
-    whole = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, look=look)
-    folder = tmp_path / "run"
+    settings = Settings(steps=4, batch=8, watch=(0, 2, 4), checkpoint_every=1, look=look)
+    whole = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, place=Place(progress=False))
+    place = Place(folder=tmp_path / "run", progress=False)
 
     class Stop(Exception):
         pass
@@ -149,9 +151,9 @@ def test_a_training_that_goes_on_has_looked_at_every_step(topics, tmp_path, monk
     look_once = LabelLook.__call__
     monkeypatch.setattr(LabelLook, "__call__", stopping)
     with pytest.raises(Stop):
-        train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, folder=folder, look=look)
+        train(build("linear", TEXT, topics, 0), topics, settings, seed=0, place=place)
     monkeypatch.undo()
-    again = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, progress=False, folder=folder, look=look)
+    again = train(build("linear", TEXT, topics, 0), topics, settings, seed=0, place=place)
     for name, table in curves(whole).items():
         torch.testing.assert_close(curves(again)[name], table, rtol=0, atol=0)
         assert table.shape == (TEXT.depth + 1, 3)

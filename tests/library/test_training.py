@@ -484,6 +484,15 @@ def test_a_second_interruption_after_a_second_is_obeyed_at_once(tmp_path):
     assert run(tmp_path)[1].status == "finished"  # the folder is free again
 
 
+def test_a_caller_who_is_patient_too_hears_of_the_interruption_and_stops_a_run_before_its_first_step():
+    with training.patience() as asked:
+        _, record = run(net=interrupted(model(), 20))
+        assert len(asked) == 1
+        assert (record.status, record.step < 30) == ("interrupted", True)
+        assert (run()[1].status, run()[1].step) == ("interrupted", 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     net, inner = model(), []
 
