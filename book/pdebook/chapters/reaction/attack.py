@@ -21,7 +21,7 @@ from pdelab.terms.reaction import ACTIVATIONS, SLOPES
 
 PHI = {name: kind() for name, kind in ACTIVATIONS.items()}
 EXACT = 1e-9  # the relative gap of two ways to compute one number, with room for a badly scaled start
-DEVIATIONS = 5  # how many standard deviations a sample variance may be off its law
+DEVIATIONS = 4.5  # how many standard deviations a sample variance may be off its law
 
 
 def network(z: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, activation: str, leak: float = 0.0) -> Tensor:
@@ -200,7 +200,7 @@ def crowds(seed: int, *, tries=64, naive=False) -> Tensor:
 
 
 def trace(seed: int, *, draws=2000, half=1.0) -> Tensor:
-    """Var Tr R' = ½ m d v₁ v₂ up to five standard deviations, for long, short, one-hot and equal tokens."""
+    """Var Tr R' = ½ m d v₁ v₂ up to 4.5 standard deviations, for long, short, one-hot and equal tokens."""
     found = []
     for number, (width, hidden) in enumerate(((4, 64), (16, 32), (32, 32))):
         eye = torch.eye(width, dtype=torch.float64)
