@@ -102,9 +102,9 @@ def attention_alone(seed: int, **drawn: Tensor) -> dict[str, Tensor]:
 
     one, two = torch.eye(2, dtype=torch.float64)
     swap, sign = torch.eye(2, dtype=torch.float64).flip(0), (-1.0) ** torch.arange(tokens).unsqueeze(-1)
-    drawn["u"][some] = sign * one + 0.01 * drawn["u"][some]
-    drawn["v"][some] = drawn["u"][some] + 0.01 * sign * two
-    drawn["A"][some] = 20 * swap + drawn["A"][some]
+    drawn["u"][some] = sign * one + 1e-3 * drawn["u"][some]
+    drawn["v"][some] = drawn["u"][some] + 1e-3 * sign * two
+    drawn["A"][some] = 20 * swap + 0.01 * drawn["A"][some]
     drawn["V"][some] = -swap + 0.01 * drawn["V"][some]
     return drawn
 
