@@ -35,7 +35,7 @@ notebooks: .venv/ready  ## run the text sources into the committed notebooks (CH
 
 record: .venv/ready  ## record the results and test outcomes that the ledger reads (AGAIN=--again: all of them anew)
 	@$(PY) -m pdebook.cli run '*' --scale book --seeds 5 --store data/results $(AGAIN)
-	@$(PY) -m pytest tests -q -m claim --record-claims
+	@$(PY) -m pytest tests/claims -q --record-claims
 	@echo "Recorded. Next: make notebooks, so that the pages show it."
 
 editions: .venv/ready  ## write the student and instructor notebooks to _build/editions

@@ -35,7 +35,7 @@ _EXPORTS = {
     "Term": "terms.base",
     "Trajectory": "solver",
     "coupled": "models",
-    "from_torch": "models",
+    "from_torch": "convert",
     "laplacian": "field",
     "simulator": "models",
     "solve": "solver",
@@ -44,6 +44,7 @@ _EXPORTS = {
 }
 _MODULES = (
     "checkpoints",
+    "convert",
     "datasets",
     "equation",
     "evaluation",

@@ -16,3 +16,9 @@ def killed_at_seed_0(job, line, device, progress, threads):
     if job.seed == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return import_module("pdebook.evidence.run").do(job)
+
+
+def faulty_at_seed_0(job, line, device, progress, threads):
+    if job.seed == 0:
+        raise ZeroDivisionError("a fault of the experiment")
+    return import_module("pdebook.evidence.run").do(job)

@@ -106,8 +106,8 @@ def test_a_pattern_names_several_and_each_once():
     ("words", "says"),
     [
         (["run", "heat_end"], "no experiment is called 'heat_end'; did you mean heat_ends? pdelab run lists them all"),
-        (["run", "xyz"], "no experiment is called 'xyz'; there are heat_ends"),
-        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for reference"),
+        (["run", "xyz"], "no experiment is called 'xyz'; there are "),
+        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for tables, reference"),
         (["run", "heat_ends", "--store", __file__], "is a file"),
         (
             ["results", "heat_ends", "--scale", "paper"],
@@ -397,6 +397,14 @@ def test_a_killed_process_is_named_and_the_other_runs_go_on(places, monkeypatch)
     assert words.count("failed") == 1
     assert "Traceback" not in words
     assert [r.seed for r in Store(places / "results").load("heat_ends")] == [1, 2, 3]
+
+
+def test_a_fault_in_another_process_is_shown_with_the_line_that_failed(places, monkeypatch):
+    monkeypatch.setattr(runner, "_work", children.faulty_at_seed_0)
+    words = pdelab("run", "heat_ends", "--seeds", "2", "--jobs", "2", "--quiet", "--again", code=1)
+    assert "heat_ends, book, seed 0: failed, ZeroDivisionError" in words
+    assert "children.py" in words
+    assert [r.seed for r in Store(places / "results").load("heat_ends")] == [1]
 
 
 def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pdebook.evidence import run as runner
-from pdebook.evidence import trained
+from pdebook.evidence import sensitivity, trained
 from pdebook.evidence.experiment import Scale, Workplace
 from pdebook.ledger.record import Store
 from pdebook.ledger.sources import experiments
@@ -29,23 +30,33 @@ def keeps(name):
 SMOKE = [name for name in experiments() if Scale.SMOKE in runner.find(name).scales]
 GO_ON = [name for name in SMOKE if keeps(name)]
 
-# One of several values is enough where each of them means another group of trainings.
+# Less is enough where each value means another group of trainings, or each example another state.
 FEWER = {
     "corner_settings": {"pdebook.chapters.trained_corners.measure.RATES": (1e-2,)},
     "embedding_scale": {"pdebook.chapters.experiments_listops.measure.SCALES": (1, 10)},
-    "information_layers": {"pdebook.chapters.experiments_information.measure.FOOLED": ()},
+    "information_layers": {
+        "pdebook.chapters.experiments_information.measure.KINDS": ("transformer", "printed"),
+        "pdebook.chapters.experiments_information.measure.FOOLED": (),
+    },
     "information_training": {
         "pdebook.chapters.estimators.measure.MODELS": {"bare": ("bare", "relu"), "bare tanh": ("bare", "tanh")},
         "pdebook.chapters.estimators.measure.WATCH": (0.0, 0.4, 1.0),
     },
+    "reference-text": {"pdebook.evidence.labels.EXAMPLES": 100},
 }
 
 
 @pytest.fixture(autouse=True)
 def quicker(monkeypatch):
-    """The probes and the controls of scikit-learn take most of the time; any function of the states stands for them."""
+    """What takes most of the time is replaced by any function of the states or the weights; the training is not."""
+    for sizes in trained.TASKS.values():
+        monkeypatch.setitem(sizes, Scale.SMOKE, replace(sizes[Scale.SMOKE], probe=30))
     for place in ("pdebook.evidence.labels", "pdebook.chapters.estimators.laws"):
         monkeypatch.setattr(f"{place}.usable_information", lambda t, y, **options: t.std().item())
+    losses = [0.0] * len(sensitivity.STRENGTHS)
+    monkeypatch.setattr(
+        sensitivity, "noisy_losses", lambda model, *args, **options: [model.embed.places.std().item(), *losses]
+    )
     monkeypatch.setattr("pdelab.datasets.controls.of", lambda data: {"majority": majority(data)})
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pdebook import Store
+from pdebook.chapters.experiments_images_text import laws
 from pdebook.chapters.experiments_images_text import measure as tables
 from pdebook.evidence import reference, sensitivity
 from pdebook.evidence import trained as tasks
@@ -26,11 +27,11 @@ LAYERS = TASKS["layers"][Scale.SMOKE]
 
 
 @pytest.mark.parametrize("boundary", ["reflecting", "absorbing", "periodic"])
-@pytest.mark.parametrize("axis", tables.AXES)
+@pytest.mark.parametrize("axis", laws.AXES)
 def test_white_noise_has_the_closed_form_along_either_axis(axis, boundary):
     sizes = (40, 64, 48) if axis == "tokens" else (40, 48, 64)
-    run = tables.diffuse(normal(0, "u", size=sizes), axis, boundary=boundary)
-    found, expected = inter_layer(run, pearson), tables.white_noise(64, boundary=boundary)
+    run = laws.diffuse(normal(0, "u", size=sizes), axis, boundary=boundary)
+    found, expected = inter_layer(run, pearson), laws.white_noise(64, boundary=boundary)
     # a correlation of n numbers near r has the standard deviation (1 − r²)/√n
     tolerance = (
         4 * (1 - expected**2) / math.sqrt(40 * 64 * 48) + 2e-5
@@ -40,63 +41,63 @@ def test_white_noise_has_the_closed_form_along_either_axis(axis, boundary):
 
 def test_the_closed_form_is_the_constant_coefficient_of_a_trinomial():
     h, power, c = 0.1, torch.ones(1, dtype=torch.float64), []
-    for m in range(2 * tables.STATES):
+    for m in range(2 * laws.STATES):
         c.append(power[m].item())  # (h z + 1 − 2h + h/z)^m, the coefficient of z⁰ in the middle
         power = torch.nn.functional.conv1d(
             power.view(1, 1, -1), torch.tensor([[[h, 1 - 2 * h, h]]], dtype=torch.float64), padding=2
         ).flatten()
-    by_hand = [c[2 * m + 1] / math.sqrt(c[2 * m] * c[2 * m + 2]) for m in range(tables.STATES - 1)]
-    assert tables.white_noise(64, boundary="periodic").tolist() == pytest.approx(by_hand, rel=1e-12)
+    by_hand = [c[2 * m + 1] / math.sqrt(c[2 * m] * c[2 * m + 2]) for m in range(laws.STATES - 1)]
+    assert laws.white_noise(64, boundary="periodic").tolist() == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_diffusing_features_in_a_random_order_fades_a_correlation_by_a_known_factor():
     n, orders = 8, torch.stack([torch.randperm(8, generator=stream(0, "order", k)) for k in range(4000)])
     v, w = normal(0, "v and w", size=(2, n))
     v, w = (x - x.mean() for x in (v, 0.6 * v + w))
-    runs = tables.diffuse(w[orders].unsqueeze(1), "features", 4).states
+    runs = laws.diffuse(w[orders].unsqueeze(1), "features", 4).states
     second = torch.diag(torch.full((n - 1,), 1.0, dtype=v.dtype), 1)
     second = second + second.T
-    update = torch.eye(n, dtype=v.dtype) + tables.STEP * (second - torch.diag(second.sum(dim=1)))  # reflecting ends
+    update = torch.eye(n, dtype=v.dtype) + laws.STEP * (second - torch.diag(second.sum(dim=1)))  # reflecting ends
     a = [(torch.linalg.matrix_power(update, m).trace().item() - 1) / (n - 1) for m in range(7)]
-    assert tables.fading(n, 4).tolist() == pytest.approx([a[m] / math.sqrt(a[2 * m]) for m in range(4)], rel=1e-9)
+    assert laws.fading(n, 4).tolist() == pytest.approx([a[m] / math.sqrt(a[2 * m]) for m in range(4)], rel=1e-9)
     for m, state in enumerate(runs):
         products = (state[:, 0] * v[orders]).sum(dim=1)
         assert abs(products.mean() - a[m] * (v @ w)) < 4 * products.std() / math.sqrt(4000) + 1e-9
         sizes = state[:, 0].square().sum(dim=1)
         assert abs(sizes.mean() - a[2 * m] * (w @ w)) < 4 * sizes.std() / math.sqrt(4000) + 1e-9
-    assert tables.fading(64)[-1] < 0.7 < tables.fading(64)[4]
+    assert laws.fading(64)[-1] < 0.7 < laws.fading(64)[4]
 
 
 def test_the_closed_form_forgets_the_number_of_places_but_not_the_step():
-    one, other = (tables.white_noise(n, boundary="periodic") for n in (28, 784))
+    one, other = (laws.white_noise(n, boundary="periodic") for n in (28, 784))
     torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
-    assert (tables.white_noise(64, step=0.05) - tables.white_noise(64)).abs().max() > 0.005
+    assert (laws.white_noise(64, step=0.05) - laws.white_noise(64)).abs().max() > 0.005
 
 
 def test_diffusing_along_the_features_is_the_term_that_p1_eq_8_prints():
     u, width = normal(0, "u", size=(2, 3, 8)), 8
-    own = solve(FeatureDiffusion(tables.STEP / width**2), u, steps=4, dt=1.0)
-    torch.testing.assert_close(tables.diffuse(u, "features", 5).states, own.states)
+    own = solve(FeatureDiffusion(laws.STEP / width**2), u, steps=4, dt=1.0)
+    torch.testing.assert_close(laws.diffuse(u, "features", 5).states, own.states)
     with pytest.raises(ValueError, match="axis must be one of features, tokens"):
-        tables.diffuse(u, "layers")
+        laws.diffuse(u, "layers")
 
 
 def test_the_printed_pde_column_is_near_that_of_white_noise_and_the_transformers_is_not():
     printed = PRINTED["P1-table2"]
-    step, error = tables.best_step(printed["pde"], 64)
+    step, error = laws.best_step(printed["pde"], 64)
     # the step was fitted to this column, and these three thresholds were set when the distances were known
-    assert abs(step - tables.STEP) < 0.01
+    assert abs(step - laws.STEP) < 0.01
     assert error < 0.001
-    assert max(abs(w - p) for w, p in zip(tables.white_noise(64).tolist(), printed["pde"], strict=True)) < 0.002
-    _, other = tables.best_step(printed["transformer"], 64)
+    assert max(abs(w - p) for w, p in zip(laws.white_noise(64).tolist(), printed["pde"], strict=True)) < 0.002
+    _, other = laws.best_step(printed["transformer"], 64)
     assert other > 0.005  # no step makes noise look like the other column: the fit can fail
 
 
 def test_every_printed_pair_is_that_of_noise_for_some_step_and_no_step_gives_all():
     printed = torch.tensor(PRINTED["P1-table2"]["pde"], dtype=torch.float64)
     steps = torch.arange(0.0001, 0.5, 0.0001, dtype=torch.float64).tolist()  # the stable ones
-    laws = torch.stack([tables.white_noise(64, step=h) for h in steps])
-    given = (laws - printed).abs() < 0.00005  # what rounds to the printed figure
+    columns = torch.stack([laws.white_noise(64, step=h) for h in steps])
+    given = (columns - printed).abs() < 0.00005  # what rounds to the printed figure
     assert given.any(dim=0).all()
     assert given.sum(dim=1).max() < 4
 
@@ -116,8 +117,8 @@ def test_the_change_of_a_sample_is_one_less_its_own_correlation():
 
 def test_the_picture_of_a_diffused_state_follows_from_its_first_row():
     u = normal(0, "picture", size=(2, 7, 16))
-    run = tables.diffuse(u, "features", states=4)
-    rows = tables.diffuse(u.mean(dim=1, keepdim=True), "features", states=4)
+    run = laws.diffuse(u, "features", states=4)
+    rows = laws.diffuse(u.mean(dim=1, keepdim=True), "features", states=4)
     for n, picture in enumerate(tables.heat(run)):
         expected = torch.stack([state[n, 0] for state in rows.states])
         torch.testing.assert_close(torch.tensor(picture, dtype=u.dtype).view(4, 16), expected, rtol=1e-3, atol=1e-6)
@@ -125,7 +126,7 @@ def test_the_picture_of_a_diffused_state_follows_from_its_first_row():
 
 def test_the_recorded_pictures_are_those_of_the_states_and_of_their_diffusion():
     u = normal(0, "picture", size=(tables.SAMPLES, 7, 16))
-    run = tables.diffuse(u, "features", states=4)
+    run = laws.diffuse(u, "features", states=4)
     figures = {f"post_after/heat_{n}": one for n, one in enumerate(tables.heat(run))}
     maps, diffused = tables.pictures(figures, "post_after", states=4)
     expected = torch.stack([state.mean(dim=1) for state in run.states], dim=1)  # here the model is diffusion itself
@@ -149,7 +150,7 @@ def test_beside_a_model_that_does_not_diffuse_stand_its_own_states_and_the_diffu
 
 def test_a_model_that_diffuses_tokens_and_bends_the_values_is_found_by_ranks_along_that_axis_alone():
     start = normal(0, "start", size=(3, 9, 8)).cumsum(dim=2)  # smooth along the features, rough along the tokens
-    calm = tables.diffuse(start, "tokens", states=4).states
+    calm = laws.diffuse(start, "tokens", states=4).states
     figures, controls = tables.compare(Trajectory.of([start, *(u**3 for u in calm[1:])]), 0)
     assert figures["tokens_spearman"] == pytest.approx([1.0] * 4)
     assert max(figures["tokens_pearson"][1:]) < 0.95
@@ -167,13 +168,13 @@ def test_the_five_samples_are_the_first_and_their_heat_maps_those_of_the_trained
     monkeypatch.setattr(tables, "measure", lambda *_, **__: tasks.Measured(models=dict(models)))
     monkeypatch.setattr(tables, "compare", lambda run, seed: ({}, {}))
     found = tables.run("smoke", 0)
-    five, law = data.test.take(slice(0, tables.SAMPLES)), tables.white_noise(LAYERS.width, LAYERS.depth)
+    five, law = data.test.take(slice(0, tables.SAMPLES)), laws.white_noise(LAYERS.width, LAYERS.depth)
     for kind, short in tables.KINDS.items():
         for start, first in (("after", 1), ("embedded", 0)):
             own = Trajectory.of(tasks.look(models[kind], five).states[first:][: LAYERS.depth])
             moved = tables.change(own)
-            for axis in tables.AXES:
-                calm = tables.change(tables.diffuse(own.states[0], axis, LAYERS.depth))
+            for axis in laws.AXES:
+                calm = tables.change(laws.diffuse(own.states[0], axis, LAYERS.depth))
                 assert found.figures[f"{short}_{start}/{axis}_samples"] == pytest.approx((moved - calm).tolist())
             noise = moved - torch.tensor(found.controls[f"{short}_{start}/noise_samples"])
             error = (1 - law**2).max().item() / math.sqrt(own.states[0].numel())  # the standard deviation, at most
@@ -265,7 +266,7 @@ def test_five_seeds_of_the_tables_are_recorded_with_the_settings_of_now():
     wanted = json.loads(json.dumps(TASKS["layers"][Scale.BOOK].configuration()))
     for result in recorded:
         assert {key: result.configuration[key] for key in wanted} == wanted
-        assert result.configuration["step"] == tables.STEP
+        assert result.configuration["step"] == laws.STEP
         assert "dirty" not in result.environment["commit"]
         closed, made = (result.controls[f"white_noise/{key}"] for key in ("closed_form", "features_inter"))
         assert made == pytest.approx(closed, abs=2e-3)

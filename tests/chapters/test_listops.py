@@ -195,8 +195,8 @@ def test_the_sweep_has_every_scale_and_place_with_its_controls():
 
 def test_the_best_scale_is_that_of_the_largest_least_fidelity_and_the_last_state_does_not_count():
     seen = {"pre 1/fidelity": [1.0, 0.6, 0.1], "pre 3/fidelity": [1.0, 0.7, 0.0], "post 3/fidelity": [1.0, 0.9, 0.9]}
-    assert embedding_scale.lowest_at_best(seen, "fidelity") == {"best/lowest_fidelity": 0.7}
-    assert embedding_scale.lowest_at_best({}, "fidelity") == {}
+    assert embedding_scale.lowest_at_best(seen) == {"best/lowest_fidelity": 0.7}
+    assert embedding_scale.lowest_at_best({}) == {}
 
 
 def test_the_sweep_sets_a_trained_model_beside_itself_untrained_and_scale_acts_before_the_norm_alone(monkeypatch, data):

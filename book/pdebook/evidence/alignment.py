@@ -81,8 +81,8 @@ def alignment(states: Sequence[Field], target: Trajectory, names: Sequence[str] 
     """Similarities of the states to the target's, one value per state, and overall."""
     both = (replace(target, states=tuple(states)), target)
     longer = [long_enough(run) for run in both]
-    found = {name: per_layer(SIMILARITIES[name], *(longer if name in SPECTRAL else both)).tolist() for name in names}
-    return found | overall(found, skip=1)
+    layers = {name: per_layer(SIMILARITIES[name], *(longer if name in SPECTRAL else both)).tolist() for name in names}
+    return layers | overall(layers, skip=1)
 
 
 def long_enough(run: Trajectory) -> Trajectory:
@@ -103,11 +103,17 @@ def compared(fitted: Trajectory, tested: Trajectory, target_fitted: Trajectory, 
 
 def maps_compared(run: Trajectory, target: Trajectory) -> Figures:
     """Attention maps of a model beside the target's, by layer and overall; the target's rows come first in KL."""
-    found = {}
-    for prefix, heads in (("attention_", "each"), ("mean_attention_", "mean")):
-        found[f"{prefix}cosine"] = per_layer(attention.cosine, run, target, of="attention", heads=heads).tolist()
-        found[f"{prefix}kl"] = per_layer(attention.kl, target, run, of="attention", heads=heads).tolist()
-    return found | overall(found)
+
+    def by_layer(measure, one: Trajectory, other: Trajectory, heads: str) -> list[float]:
+        return per_layer(measure, one, other, of="attention", heads=heads).tolist()
+
+    layers = {
+        "attention_cosine": by_layer(attention.cosine, run, target, "each"),
+        "attention_kl": by_layer(attention.kl, target, run, "each"),
+        "mean_attention_cosine": by_layer(attention.cosine, run, target, "mean"),
+        "mean_attention_kl": by_layer(attention.kl, target, run, "mean"),
+    }
+    return layers | overall(layers)
 
 
 def uniform_maps(run: Trajectory) -> Trajectory:

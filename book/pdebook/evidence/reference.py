@@ -35,7 +35,7 @@ from pdebook.evidence import alignment, sensitivity
 from pdebook.evidence import labels as information_labels
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.trained import TASKS, Measured, Task, build, look, measure, named, trained
-from pdebook.ledger.record import Figures, Result
+from pdebook.ledger.record import Figures, Key, Result
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.field import keep_real
 from pdelab.metrics.similarity import nmse
@@ -218,7 +218,7 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
     found.figures |= named("transformer", alignment.spectra(target.states[1:], target.mask))
     found.controls |= _other_spectra(target, seed)
     for name in ("reordered_input", "noise"):
-        found.controls |= named(name, _energy(found.controls[f"{name}/energy"], found))
+        found.controls |= named(name, _energy(found.controls[Key(name, "energy")], found))
     for key, model in models.items():
         runs = [look(model, part) for part in (fit, test)]
         if diverged := [run.stopped_at for run in runs if run.status is Status.DIVERGED]:
@@ -234,7 +234,7 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
 
 def _energy(curve: list[float], found: Measured) -> Figures:
     """How far a curve of cumulative energy is from the Transformer's, and how much nearer than that of its input."""
-    target, u0 = found.figures["transformer/energy"], found.controls["input/energy"]
+    target, u0 = found.figures[Key("transformer", "energy")], found.controls[Key("input", "energy")]
     gap = alignment.energy_gap(curve, target)
     return {"energy_gap": gap, "energy_gain": alignment.energy_gap(u0, target) - gap}
 
@@ -245,39 +245,43 @@ def _gradients(found: Measured) -> None:
     gradient: the norm over all weights before clipping; gradient_rms: the same over the root of their number.
     """
     sizes = {kind: sum(p.numel() for p in model.parameters()) for kind, model in found.models.items()}
-    known = {kind: found.figures[f"{kind}/gradient_median"] for kind in sizes}
-    spikes = {kind: found.figures[f"{kind}/gradient_largest"] / known[kind] for kind in sizes if known[kind] > 0}
+    medians = {kind: found.figures[Key(kind, "gradient_median")] for kind in sizes}
+    largest = {kind: found.figures[Key(kind, "gradient_largest")] for kind in sizes}
+    spikes = {kind: largest[kind] / medians[kind] for kind in sizes if medians[kind] > 0}
+
     for kind in sizes:
-        found.figures |= named(kind, {"weights": float(sizes[kind])})
+        found.figures[Key(kind, "weights")] = float(sizes[kind])
         if kind == "transformer" or not {kind, "transformer"} <= spikes.keys():
             continue
-        ratio = math.log10(known[kind] / known["transformer"])
-        by_weight = ratio - math.log10(sizes[kind] / sizes["transformer"]) / 2
-        spiky = math.log10(spikes[kind] / spikes["transformer"])
-        ratios = {"log10_gradient_ratio": ratio, "log10_gradient_rms_ratio": by_weight, "log10_spike_ratio": spiky}
+
+        ratio = math.log10(medians[kind] / medians["transformer"])
+        by_weight = math.log10(sizes[kind] / sizes["transformer"]) / 2
         place = found.controls if kind in ("other", "shuffled") else found.figures
-        place |= named(kind, {f"all_{name}": value for name, value in ratios.items()})
+        place[Key(kind, "all_log10_gradient_ratio")] = ratio
+        place[Key(kind, "all_log10_gradient_rms_ratio")] = ratio - by_weight
+        place[Key(kind, "all_log10_spike_ratio")] = math.log10(spikes[kind] / spikes["transformer"])
 
 
 def _best(found: Measured, simulators: tuple[str, ...]) -> None:
     """For every similarity the best of the separately trained simulators."""
     for name, choose in BEST.items():
-        values = [found.figures[f"{kind}/{name}"] for kind in simulators if f"{kind}/{name}" in found.figures]
+        keys = [Key(kind, name) for kind in simulators]
+        values = [found.figures[key] for key in keys if key in found.figures]
         if values:
-            found.figures |= {f"best/{name}": choose(torch.tensor(values, dtype=torch.float64)).item()}
+            found.figures[Key("best", name)] = choose(torch.tensor(values, dtype=torch.float64)).item()
 
 
 def _profiles(found: Measured) -> None:
     """profile: cosine with the input in the states that P2's table has, from the embedding to the last layer but one.
 
-    lowest_fidelity: the least value over all states.
+    lowest_fidelity: the least value over all states. untrained_…: the same before training.
     """
     for place in (found.figures, found.controls):
-        for key in [key for key in place if key.endswith("/fidelity") or key.endswith("/untrained_fidelity")]:
-            kind, _, name = key.rpartition("/")
-            before = name.removesuffix("fidelity")
-            values, lowest = place[key], torch.tensor(place[key], dtype=torch.float64).amin().item()
-            place |= named(kind, {f"{before}profile": values[:-1], f"{before}lowest_fidelity": lowest})
+        for word in ("", "untrained_"):
+            for key in [key for key in place if key.endswith(f"/{word}fidelity")]:
+                kind, values = key.rpartition("/")[0], place[key]
+                place[Key(kind, word + "profile")] = values[:-1]
+                place[Key(kind, word + "lowest_fidelity")] = torch.tensor(values, dtype=torch.float64).amin().item()
 
 
 def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figures:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pdebook.evidence.trained import Measured, Task, build, named
-from pdebook.ledger.record import Figures
+from pdebook.ledger.record import Figures, Key
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.field import Field, keep_real
 from pdelab.metrics.base import real_places
@@ -126,9 +126,10 @@ def add(found: Measured, kinds: tuple[str, ...], task: Task, data: Dataset, seed
             untrained = build(kind, task, data, seed)
             losses[word, kind] = noisy_losses(found.models[kind], probe, seed, relative=relative)
             losses[word, f"untrained_{kind}"] = noisy_losses(untrained, probe, seed, relative=relative)
-            place |= named(kind, {f"{word}noisy_loss": losses[word, kind]})
-            place |= named(kind, {f"{word}noise_slope": slope(losses[word, kind])})
-            found.controls |= named(f"untrained_{kind}", {f"{word}noisy_loss": losses[word, f"untrained_{kind}"]})
+            place[Key(kind, word + "noisy_loss")] = losses[word, kind]
+            place[Key(kind, word + "noise_slope")] = slope(losses[word, kind])
+            found.controls[Key(f"untrained_{kind}", word + "noisy_loss")] = losses[word, f"untrained_{kind}"]
+
     if "transformer" not in found.models:
         return
     for (word, kind), curve in losses.items():
@@ -138,7 +139,9 @@ def add(found: Measured, kinds: tuple[str, ...], task: Task, data: Dataset, seed
         base = losses[word, own]
         extra = [a - b for a, b in zip(rises(curve), rises(base), strict=True)][-len(STRONG) :]
         place = found.figures if kind in kinds else found.controls
-        place |= named(kind, {f"{word}extra_rise": extra, f"{word}parting": parting(curve, base)})
+        place[Key(kind, word + "extra_rise")] = extra
+        place[Key(kind, word + "parting")] = parting(curve, base)
+
     for kind in ("other", *kinds):
         if kind in found.models:
             place = found.controls if kind == "other" else found.figures
@@ -147,6 +150,11 @@ def add(found: Measured, kinds: tuple[str, ...], task: Task, data: Dataset, seed
 
 def _ratios(found: Measured, kind: str) -> Figures:
     """log₁₀ of the model's median gradient over the Transformer's, in both normalisations."""
-    known = found.figures | found.controls
-    pairs = {n: (known.get(f"{kind}/median_gradient_{n}"), known["transformer/median_gradient_" + n]) for n in NORMS}
-    return {f"log10_gradient_{n}_ratio": math.log10(a / b) for n, (a, b) in pairs.items() if a}
+    known, ratios = found.figures | found.controls, {}
+    for median, name in (
+        ("median_gradient_rms", "log10_gradient_rms_ratio"),
+        ("median_gradient_norm", "log10_gradient_norm_ratio"),
+    ):
+        if own := known.get(Key(kind, median)):
+            ratios[name] = math.log10(own / known[Key("transformer", median)])
+    return ratios

@@ -1,75 +1,29 @@
-"""Ten layers of a Transformer beside ten states of pure diffusion.  (P1 §3.1.3, tables 2 and 3; appendix B)
+"""Ten layers of a Transformer beside ten states of pure diffusion, measured.  (P1 §3.1.3, tables 2 and 3; appendix B)
 
-P1's PDE model here repeats u ← u + h (u_{c+1} − 2u_c + u_{c−1}); it prints neither h nor the axis. Both models begin
-with one state, "layer 1": the output of the Transformer's first layer (`after`), or its embedded input (`embedded`). We
-take h = 0.1 along the features and along the tokens. Tables: the correlation of successive states (table 2), and that
-of the Transformer's and the diffused state at equal depth (table 3).
-
-For white noise the first table is known without any model: see `white_noise`.
+Both models begin with one state, "layer 1": the output of the Transformer's first layer (`after`), or its embedded
+input (`embedded`). The diffusion, and what is known of it for white noise, is in `laws`.
 """
 
-import math
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from pdebook.chapters.experiments_images_text.laws import AXES, STATES, STEP, diffuse, white_noise
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.trained import TASKS, build, look, measure, named
-from pdebook.ledger.record import Figures, Result
+from pdebook.ledger.record import Figures, Key, Result
 from pdelab.datasets.base import Examples
-from pdelab.field import BOUNDARIES, Field, check_boundary, laplacian, laplacian_eigenvalues
+from pdelab.field import BOUNDARIES, Field
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import inter_layer, pearson, spearman
 from pdelab.models import Model
 from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory
 
-STEP = 0.1  # h = D Δt/Δx²: of the round numbers the one with which white noise comes nearest to the printed column
-STATES = 10
 SAMPLES = 5
-AXES = ("features", "tokens")
 STARTS = ("after", "embedded")
 KINDS = {"transformer": "pre", "residual_norm": "post"}  # our two Transformers, by where LayerNorm stands
-
-
-def diffuse(u: Field, axis: str, states: int = STATES, step: float = STEP, boundary: str = "reflecting") -> Trajectory:
-    """u ← u + h (u_{c+1} − 2u_c + u_{c−1}), c along the tokens or the features; the first state is u."""
-    if axis not in AXES:
-        raise ValueError(f"axis must be one of {', '.join(AXES)}; not {axis!r}")
-    found = [u]
-    for _ in range(states - 1):
-        along = found[-1] if axis == "tokens" else found[-1].transpose(1, 2)
-        second = laplacian(along, boundary) / along.shape[1] ** 2  # Δx = 1
-        found.append(found[-1] + step * (second if axis == "tokens" else second.transpose(1, 2)))
-    return Trajectory.of(found)
-
-
-def white_noise(n: int, states: int = STATES, step: float = STEP, boundary: str = "reflecting") -> Tensor:
-    """c_{2m+1}/√(c_{2m} c_{2m+2}) with c_m = (1/n) Σ_k g_k^m, g_k = 1 + hλ_k: table 2 for white noise, (states − 1,).
-
-    λ_k: the eigenvalues of the second difference on n places with Δx = 1. On a ring of more than m places c_m is the
-    constant coefficient of (h z + 1 − 2h + h/z)^m.
-
-    >>> white_noise(64, states=2, boundary="periodic").item() == 0.8 / math.sqrt(0.66)
-    True
-    """
-    check_boundary(boundary)
-    g = 1 + step * laplacian_eigenvalues(n, boundary) / n**2
-    c = torch.stack([(g**m).mean() for m in range(2 * states)])
-    even, odd = c[::2], c[1::2]
-    return odd[:-1] / (even[:-1] * even[1:]).sqrt()
-
-
-def fading(n: int, states: int = STATES, step: float = STEP) -> Tensor:
-    """a_m/√a_{2m} with a_m = (n c_m − 1)/(n − 1): what m updates leave of a correlation, (states,).
-
-    For zero-mean vectors v, w of n features in a random order the mean of ⟨v, Gᵐw⟩ is a_m⟨v, w⟩ and that of |Gᵐw|² is
-    a_{2m}|w|², G the update with reflecting ends. So table 3 is that of a copy of the first state times this.
-    """
-    g = 1 + step * laplacian_eigenvalues(n) / n**2
-    a = torch.stack([((g**m).sum() - 1) / (n - 1) for m in range(2 * states)])
-    return a[:states] / a[::2].sqrt()
 
 
 def layers_of(model: Model, examples: Examples, start: str) -> Trajectory:
@@ -83,20 +37,37 @@ def layers_of(model: Model, examples: Examples, start: str) -> Trajectory:
 def compare(run: Trajectory, seed: int) -> tuple[Figures, Figures]:
     """Both tables for one Transformer: figures, and their controls from its first state alone."""
     first, states = run.states[0], len(run.states)
-    figures = {"inter": inter_layer(run, pearson).tolist()}
     copies = Trajectory.of([first] * states)
     order = torch.randperm(first.shape[-1], generator=stream(seed, "features in another order"))
-    controls = {
-        "copy_pearson": per_layer(pearson, copies, run).tolist(),
-        "copy_spearman": per_layer(spearman, copies, run).tolist(),
-        "reordered_inter": inter_layer(diffuse(first[..., order], "features", states), pearson).tolist(),
+    along_features, along_tokens = (diffuse(first, axis, states) for axis in AXES)
+
+    figures = {
+        "inter": inter_layer(run, pearson),
+        "features_inter": inter_layer(along_features, pearson),
+        "features_pearson": per_layer(pearson, along_features, run),
+        "features_spearman": per_layer(spearman, along_features, run),
+        "tokens_inter": inter_layer(along_tokens, pearson),
+        "tokens_pearson": per_layer(pearson, along_tokens, run),
+        "tokens_spearman": per_layer(spearman, along_tokens, run),
     }
-    for axis in AXES:
-        pde = diffuse(first, axis, states)
-        figures[f"{axis}_inter"] = inter_layer(pde, pearson).tolist()
-        figures[f"{axis}_pearson"] = per_layer(pearson, pde, run).tolist()
-        figures[f"{axis}_spearman"] = per_layer(spearman, pde, run).tolist()
-    return figures, controls
+    controls = {
+        "copy_pearson": per_layer(pearson, copies, run),
+        "copy_spearman": per_layer(spearman, copies, run),
+        "reordered_inter": inter_layer(diffuse(first[..., order], "features", states), pearson),
+    }
+    return tuple({name: values.tolist() for name, values in table.items()} for table in (figures, controls))
+
+
+def samples(run: Trajectory, seed: int) -> tuple[Figures, Figures]:
+    """How much more the first five examples change from layer to layer than they do by diffusion; than white noise."""
+    five = Trajectory.of([u[:SAMPLES] for u in run.states])
+    first, states, own = five.states[0], len(five.states), change(five)
+    figures = {
+        "features_samples": (own - change(diffuse(first, "features", states))).tolist(),
+        "tokens_samples": (own - change(diffuse(first, "tokens", states))).tolist(),
+    }
+    noise = change(diffuse(_noise(seed, *first.shape), "features", states))
+    return figures, {"noise_samples": (own - noise).tolist()}
 
 
 def change(run: Trajectory) -> Tensor:
@@ -121,7 +92,7 @@ def pictures(figures: Figures, name: str, states: int = STATES) -> tuple[Tensor,
 
     Both (sample, layer, feature).
     """
-    kept = [figures[f"{name}/heat_{n}"] for n in range(SAMPLES)]
+    kept = [figures[Key(name, f"heat_{n}")] for n in range(SAMPLES)]
     maps = torch.tensor(kept, dtype=torch.float64).unflatten(1, (states, -1))
     return maps, torch.cat(diffuse(maps[:, :1], "features", states).states, dim=1)
 
@@ -138,45 +109,26 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     data = task.load(seed)
     found = measure(tuple(KINDS), task, data, seed, work, states=False)
     probe = data.test.take(slice(0, task.probe))
+
     for kind, short in KINDS.items():
         if kind not in found.models:
             continue
         for word, model in (("", found.models[kind]), ("untrained_", build(kind, task, data, seed))):
             for start in STARTS:
+                name = f"{word}{short}_{start}"
                 run = layers_of(model, probe, start)
-                figures, controls = compare(run, seed)
-                (found.figures if not word else found.controls).update(named(f"{word}{short}_{start}", figures))
-                found.controls |= named(f"{word}{short}_{start}", controls)
-                five = Trajectory.of([u[:SAMPLES] for u in run.states])
-                own, states = change(five), len(five.states)
-                calm = {axis: change(diffuse(five.states[0], axis, states)) for axis in AXES}
-                gaps = {f"{axis}_samples": (own - calm[axis]).tolist() for axis in AXES}
-                (found.figures if not word else found.controls).update(named(f"{word}{short}_{start}", gaps))
+                for figures, controls in (compare(run, seed), samples(run, seed)):
+                    (found.controls if word else found.figures).update(named(name, figures))
+                    found.controls |= named(name, controls)
+
                 if start == "after" and not word:
-                    found.figures |= named(f"{short}_{start}", {f"heat_{n}": one for n, one in enumerate(heat(five))})
-                noise = change(diffuse(_noise(seed, *five.states[0].shape), "features", states))
-                found.controls |= named(f"{word}{short}_{start}", {"noise_samples": (own - noise).tolist()})
+                    for n, one in enumerate(heat(Trajectory.of([u[:SAMPLES] for u in run.states]))):
+                        found.figures[Key(name, f"heat_{n}")] = one
+
     width, states = task.width, task.depth
     made = diffuse(_noise(seed, *probe.x.shape[:2], width), "features", states)
-    found.controls["white_noise/features_inter"] = inter_layer(made, pearson).tolist()
-    found.controls["white_noise/closed_form"] = white_noise(width, states).tolist()
+    found.controls[Key("white_noise", "features_inter")] = inter_layer(made, pearson).tolist()
+    found.controls[Key("white_noise", "closed_form")] = white_noise(width, states).tolist()
     known = {"heat_N": "sample N, its states averaged over tokens: layer after layer, feature after feature"}
     known |= {"step": STEP, "boundary": "reflecting", "boundaries": list(BOUNDARIES), "samples": SAMPLES}
     return found.result("tables", task, scale, seed, **known, **task.cut_of(full))
-
-
-def best_step(printed: list[float], n: int, steps: Tensor | None = None) -> tuple[float, float]:
-    """The h with which white noise comes nearest to a printed column, and the root mean square distance there.
-
-    Without `steps` every h below 1/2, where the update is stable, in thousandths.
-    """
-    steps = torch.arange(0.001, 0.4995, 0.001, dtype=torch.float64) if steps is None else steps
-    target = torch.tensor(printed, dtype=torch.float64)
-    errors = [(white_noise(n, len(printed) + 1, h) - target).square().mean().sqrt().item() for h in steps.tolist()]
-    best = min(range(len(errors)), key=errors.__getitem__)
-    return steps[best].item(), errors[best]
-
-
-def root_mean_square(values: list[float], printed: list[float]) -> float:
-    """√mean (v − p)², the distance of a measured column from a printed one."""
-    return math.sqrt(sum((v - p) ** 2 for v, p in zip(values, printed, strict=True)) / len(printed))

@@ -18,7 +18,7 @@ import torch
 from pdebook.evidence import alignment
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.trained import TASKS, Measured, Task, build, look, named, trained
-from pdebook.ledger.record import Figures, Result
+from pdebook.ledger.record import Figures, Key, Result
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import state_rms
@@ -47,22 +47,27 @@ def beside_unrelated(model: Model, task: Task, data: Dataset, seed: int, probe: 
     run = look(model, probe)
     if run.status is Status.DIVERGED:
         return None
-    found = {"fidelity": fidelity(run).tolist(), "input_rms": state_rms(run.states[0], run.mask).item()}
+
+    figures = {"fidelity": fidelity(run).tolist(), "input_rms": state_rms(run.states[0], run.mask).item()}
     for kind in UNRELATED:
         other = build(kind, task, data, seed).to(run.final.device)
         other.embed.load_state_dict(model.embed.state_dict())
         seen = look(other, probe)
         if seen.status is Status.DIVERGED:
             return None
-        found[kind] = alignment.alignment(seen.states, run, ["cosine"])["cosine"]
-        found[f"{kind}_fidelity"] = fidelity(seen).tolist()
-    return found
+        figures[kind] = alignment.alignment(seen.states, run, ["cosine"])["cosine"]
+        figures[f"{kind}_fidelity"] = fidelity(seen).tolist()
+    return figures
 
 
-def lowest_at_best(figures: Figures, name: str) -> Figures:
-    """The least fidelity `name` of L0 to L5, at the scale of pre-LayerNorm where it is largest; {} if all diverged."""
-    found = [figures[f"pre {s}/{name}"] for s in SCALES if f"pre {s}/{name}" in figures]
-    return {f"{name.removesuffix('fidelity')}best/lowest_fidelity": max(min(f[:-1]) for f in found)} if found else {}
+def lowest_at_best(figures: Figures, word: str = "") -> Figures:
+    """The least fidelity of L0 to L5, at the scale of pre-LayerNorm where it is largest; {} if all diverged.
+
+    word: whose fidelity, "" for the trained model's own, or "untrained_", "other_" or "printed_".
+    """
+    keys = [Key(f"pre {s}", word + "fidelity") for s in SCALES]
+    least = [min(figures[key][:-1]) for key in keys if key in figures]
+    return {Key(word + "best", "lowest_fidelity"): max(least)} if least else {}
 
 
 @experiment("embedding_scale", Scale.SMOKE, Scale.BOOK)
@@ -87,7 +92,8 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
             own = {key: after.pop(key) for key in ("fidelity", "input_rms")}
             found.controls |= named(name, after)
             found.figures |= named(name, own | {"accuracy": record.accuracy})
-    found.figures |= lowest_at_best(found.figures, "fidelity")
-    for name in ("untrained_fidelity", *(f"{kind}_fidelity" for kind in UNRELATED)):
-        found.controls |= lowest_at_best(found.controls, name)
+
+    found.figures |= lowest_at_best(found.figures)
+    for word in ("untrained_", *(f"{kind}_" for kind in UNRELATED)):
+        found.controls |= lowest_at_best(found.controls, word)
     return found.result("embedding_scale", task, scale, seed, scales=list(SCALES))

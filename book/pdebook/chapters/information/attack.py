@@ -17,18 +17,26 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from pdebook.chapters.information import laws
+from pdebook.chapters.information.laws import (
+    BITS,
+    KINDS,
+    TIMES,
+    WIDTH,
+    ahead,
+    along_flow,
+    along_stack,
+    back,
+    equation,
+    start,
+)
 from pdebook.evidence import countable
 from pdebook.evidence.adversary import Statement, attack
 from pdebook.evidence.systems import MATRICES, push
-from pdelab.equation import MasterEquation
 from pdelab.field import Field, laplacian, token_mean
 from pdelab.formulas import centred, longest, norm2, per_example
 from pdelab.integrators import RK4
 from pdelab.metrics.information import binned_information, channel_information, entropy, rows, usable_information
-from pdelab.models import simulator, transformer
-from pdelab.seeds import derive, normal, stream
-from pdelab.solver import solve
+from pdelab.seeds import stream
 
 # Bounds, by gradient ascent.
 
@@ -150,68 +158,16 @@ def injective(seed: int, *, least: float = 0.1, most: float = 0.99, batch: int =
     return 2.0 * ((u > 1e-3) & ((u - q * torch.tanh(u)).abs() < 1e-12))
 
 
-# Counting: all strings of six bits, a random embedding, random labels.
+# Counting, in finitely many inputs.
 
-BITS, WIDTH = 6, 4
 HIDDEN = 2  # bits that a lossy embedding does not show: u₀ tells 16 of 64 inputs apart
-TIMES = 6  # states looked at after the start, at equal distances in depth
-THIRD = TIMES // 3
-SYSTEMS = 24
+THIRD = TIMES // 3  # of the depth
 SEEN = 0.1  # nats: a change of an estimate that counts as one
-GAIN = 3.0  # of the stacks' matrices: without a skip smaller ones bring all states together to rounding
-KINDS = ("pre", "post", "none", "bare", "sign", "rounded")
-
-
-def start(seed: int, number: int, *, places: bool = True, bits: int = BITS, hidden: int = 0) -> tuple[Field, Tensor]:
-    """u₀ = E(x) + P for every x, (2^bits, bits, WIDTH), and labels Y of three kinds, random in X.
-
-    hidden: for so many of the last bits both symbols get one vector, so that I(Y; u₀) < H(Y).
-    """
-    table, where = (normal(seed, "start", number, k, size=n) for k, n in (("E", (2, WIDTH)), ("P", (bits, WIDTH))))
-    labels = torch.randint(3, (2**bits,), generator=stream(seed, "labels", number))
-    shown = countable.inputs(bits)
-    shown[:, bits - hidden :] = 0
-    return table[shown] + (where if places else 0.0), labels
 
 
 def lossy(number: int) -> bool:
     """Whether a system starts from a lossy u₀: every second block of the KINDS, so that half of each kind do."""
     return number // len(KINDS) % 2 == 1
-
-
-def equation(seed: int, number: int) -> MasterEquation:
-    """A random equation of P2 eq 4: γ to 2, ε from 0.05 to 1, D to 0.02, three activations in turn."""
-    g, e, d = torch.rand(3, generator=stream(seed, "flow", number)).tolist()
-    kind = ("tanh", "relu", "gelu")[number % 3]
-    chosen = {"gamma": 2 * g, "eps": 0.05 * 20**e, "diffusion": 0.02 * d}
-    return laws.master(derive(seed, number), **chosen, gain=1.5, activation=kind)
-
-
-def along_flow(seed: int, number: int, u0: Field) -> list[Field]:
-    """States of a random flow at TIMES + 1 times in [0, 1]."""
-    return list(laws.ahead(equation(seed, number), u0, 1.0, 8 * TIMES).states[::8])
-
-
-@torch.no_grad()
-def along_stack(seed: int, number: int, u0: Field) -> list[Field]:
-    """States of a random stack of TIMES layers: LayerNorm before, after or none, no skip, and two that lose.
-
-    sign: every layer is followed by the sign of each entry. rounded: by rounding to whole numbers.
-    """
-    kind = KINDS[number % len(KINDS)]
-    sizes = {"width": WIDTH, "depth": TIMES, "heads": 2, "hidden": 8, "seed": derive(seed, "stack", number)}
-    norm = kind if kind in ("pre", "post") else "none"
-    model = (simulator("bare", **sizes) if kind == "bare" else transformer(**sizes, norm=norm)).double()
-    for weights in model.parameters():
-        weights.mul_(GAIN if weights.ndim > 1 else 1.0)
-
-    if kind not in ("sign", "rounded"):
-        return list(solve(model.equation, u0, steps=TIMES, dt=1.0, integrator=model.integrator).states)
-    merge = torch.sign if kind == "sign" else torch.round
-    states = [u0]
-    for own in model.equation.equations:
-        states.append(merge(model.integrator.step(own, states[-1], 0.0, 1.0)))
-    return states
 
 
 def course(states: Sequence[Field], y: Tensor | None = None) -> Tensor:
@@ -220,7 +176,7 @@ def course(states: Sequence[Field], y: Tensor | None = None) -> Tensor:
 
 
 @lru_cache(maxsize=1)  # four statements look at one count
-def counts(seed: int, number: int = SYSTEMS) -> dict[str, Tensor]:
+def counts(seed: int, number: int = 24) -> dict[str, Tensor]:
     """All that is counted, (system, state): I(X; u) and I(Y; u) of flows and of stacks; `H(Y)` (system, 1)."""
     tables: dict[str, list[Tensor]] = {"flow X": [], "flow Y": [], "stack X": [], "stack Y": [], "H(Y)": []}
 
@@ -273,10 +229,10 @@ def recovered(seed: int, *, digits: int | None = None, number: int = 6, steps: i
     errors = []
     for n in range(number):
         own, (u0, _) = equation(seed, n), start(seed, n)
-        end = laws.ahead(own, u0, 1.0, steps).final
+        end = ahead(own, u0, 1.0, steps).final
         end = end if digits is None else end.round(decimals=digits)
-        back = laws.back(own, end, 1.0, steps).final
-        errors.append((back - u0).abs().max() / u0.abs().max())
+        returned = back(own, end, 1.0, steps).final
+        errors.append((returned - u0).abs().max() / u0.abs().max())
     return torch.stack(errors) / 1e-4  # the kinks of ReLU cost RK4 its order; what is lost would show at order 1
 
 

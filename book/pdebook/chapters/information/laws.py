@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from pdebook.evidence import countable
 from pdelab.equation import MasterEquation
 from pdelab.field import Field, token_mean
 from pdelab.formulas import centred, layer_norm, norm2, spread
 from pdelab.integrators import RK4
 from pdelab.metrics.information import club, printed_eq16
-from pdelab.seeds import normal
+from pdelab.models import simulator, transformer
+from pdelab.seeds import derive, normal, stream
 from pdelab.solver import Trajectory, solve
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
@@ -241,3 +243,58 @@ def descend(steps: int, rate: float = 0.05, *, over: str = "phi", start: float =
         with torch.no_grad():
             free -= rate * slope
     return course
+
+
+# Systems whose information is counted: all strings of six bits, a random embedding, random labels.
+
+BITS = 6
+TIMES = 6  # states looked at after the start, at equal distances in depth
+GAIN = 3.0  # of the stacks' matrices: without a skip smaller ones bring all states together to rounding
+KINDS = ("pre", "post", "none", "bare", "sign", "rounded")
+
+
+def start(seed: int, number: int, *, places: bool = True, bits: int = BITS, hidden: int = 0) -> tuple[Field, Tensor]:
+    """u₀ = E(x) + P for every x, (2^bits, bits, WIDTH), and labels Y of three kinds, random in X.
+
+    hidden: for so many of the last bits both symbols get one vector, so that I(Y; u₀) < H(Y).
+    """
+    table, where = (normal(seed, "start", number, k, size=n) for k, n in (("E", (2, WIDTH)), ("P", (bits, WIDTH))))
+    labels = torch.randint(3, (2**bits,), generator=stream(seed, "labels", number))
+    shown = countable.inputs(bits)
+    shown[:, bits - hidden :] = 0
+    return table[shown] + (where if places else 0.0), labels
+
+
+def equation(seed: int, number: int) -> MasterEquation:
+    """A random equation of P2 eq 4: γ to 2, ε from 0.05 to 1, D to 0.02, three activations in turn."""
+    g, e, d = torch.rand(3, generator=stream(seed, "flow", number)).tolist()
+    kind = ("tanh", "relu", "gelu")[number % 3]
+    chosen = {"gamma": 2 * g, "eps": 0.05 * 20**e, "diffusion": 0.02 * d}
+    return master(derive(seed, number), **chosen, gain=1.5, activation=kind)
+
+
+def along_flow(seed: int, number: int, u0: Field) -> list[Field]:
+    """States of a random flow at TIMES + 1 times in [0, 1]."""
+    return list(ahead(equation(seed, number), u0, 1.0, 8 * TIMES).states[::8])
+
+
+@torch.no_grad()
+def along_stack(seed: int, number: int, u0: Field) -> list[Field]:
+    """States of a random stack of TIMES layers: LayerNorm before, after or none, no skip, and two that lose.
+
+    sign: every layer is followed by the sign of each entry. rounded: by rounding to whole numbers.
+    """
+    kind = KINDS[number % len(KINDS)]
+    sizes = {"width": WIDTH, "depth": TIMES, "heads": 2, "hidden": 8, "seed": derive(seed, "stack", number)}
+    norm = kind if kind in ("pre", "post") else "none"
+    model = (simulator("bare", **sizes) if kind == "bare" else transformer(**sizes, norm=norm)).double()
+    for weights in model.parameters():
+        weights.mul_(GAIN if weights.ndim > 1 else 1.0)
+
+    if kind not in ("sign", "rounded"):
+        return list(solve(model.equation, u0, steps=TIMES, dt=1.0, integrator=model.integrator).states)
+    merge = torch.sign if kind == "sign" else torch.round
+    states = [u0]
+    for own in model.equation.equations:
+        states.append(merge(model.integrator.step(own, states[-1], 0.0, 1.0)))
+    return states

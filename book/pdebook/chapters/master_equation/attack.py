@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pdebook.chapters.master_equation import laws
 from pdebook.evidence.adversary import Statement, ascend, attack
+from pdelab.convert import from_torch
 from pdelab.equation import MasterEquation
 from pdelab.integrators import Euler, LieEuler
 from pdelab.metrics.budget import budget as split
 from pdelab.metrics.stability import energy
-from pdelab.models import from_torch
 from pdelab.seeds import derive, normal, seeded, stream
 from pdelab.solver import solve
 from pdelab.terms.diffusion import Diffusion
