@@ -107,7 +107,7 @@ def test_a_pattern_names_several_and_each_once():
     [
         (["run", "heat_end"], "no experiment is called 'heat_end'; did you mean heat_ends? pdelab run lists them all"),
         (["run", "xyz"], "no experiment is called 'xyz'; there are "),
-        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for tables, reference"),
+        (["run", "heat_ends", "--steps", "3"], "heat_ends cannot be cut to 3 steps; --steps works for tables"),
         (["run", "heat_ends", "--store", __file__], "is a file"),
         (
             ["results", "heat_ends", "--scale", "paper"],
