@@ -168,7 +168,7 @@ def laplacian_eigenvalues(n: int, boundary: str = "reflecting") -> Tensor:
 
 
 def laplacian_modes(n: int, boundary: str = "reflecting") -> Tensor:
-    """The orthonormal modes of `laplacian` on N tokens, one a column: cosines, sines, or both.
+    """The orthonormal modes of `laplacian` on N tokens, one per column: cosines, sines, or both.
 
     cos(kπx), k = 0…N−1 (reflecting); sin(kπx), k = 1…N (absorbing); 1, sin 2πx, cos 2πx, sin 4πx, … (periodic).
     """

@@ -1,6 +1,6 @@
 """One step in depth: u(t) → u(t + Δt).
 
-Δt is a number, or a tensor with one step per example: (batch, 1, 1).
+Δt is a number; for Euler, Heun and RK4 also a tensor with one step per example, (batch, 1, 1).
 """
 
 import math

@@ -46,7 +46,7 @@ class Trajectory:
     def of(
         cls, states: Sequence[Field], mask: Mask | None = None, attention: Sequence[Tensor] | None = None
     ) -> "Trajectory":
-        """The states that some other model gave, embedding first, one a layer: t = 0, 1, …, L.
+        """The states that some other model gave, embedding first, one per layer: t = 0, 1, …, L.
 
         A state that is not finite ends it there as DIVERGED, as in `solve`. `attention`: maps, one per layer.
 

@@ -3,7 +3,7 @@
 A chapter's source book/NAME.md marks the cells of its exercises with tags:
 
     solution   the answer: functions in a code cell, or a markdown cell for an answer in words
-    check      a code cell that calls pdelab.check on the answer
+    check      a code cell that calls pdebook.check on the answer
     wrong      a plausible wrong answer, whose first line is  # says: WORDS  and which the check must refuse with these
                words in its message; at least two for each solution in code. They appear in no edition.
 

@@ -42,7 +42,7 @@ def main() -> None:
 @click.option("--scale", type=SCALES, help="Size; default: PDELAB_SCALE, else book.")
 @click.option("--seeds", type=Seeds(), default="5", show_default=True, help=getdoc(Seeds))
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
-@click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one a CPU core, one on a GPU.")
+@click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one per CPU core, one on a GPU.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
 @click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")

@@ -1,1 +1,1 @@
-"""Metrics: numbers read off states and attention maps; they take tensors and Trajectories, never models."""
+"""Metrics: numbers read off states, attention maps and rates; they take tensors, Trajectories and equations."""

@@ -332,9 +332,13 @@ def fooled(claim, results, rule=rules.attacked):
     """Every (seed, control) that may be set to zero by itself without the rule taking notice.
 
     To take notice is to change the verdict, or to withdraw our repair, and to name the statement. The neighbours of a
-    statement that is broken itself are left out: a violation needs no further proof.
+    statement that is broken itself are left out: a violation needs no further proof. A printed statement that stands
+    beside one that fell is no ground of the verdict: there it is enough to name it.
     """
     before, missed, tried = rule(claim, results), [], 0
+    fallen = any(
+        n for r in results for k, n in r.figures.items() if k.startswith("printed/") and k.endswith("/violations")
+    )
     for number, result in enumerate(results):
         for key in (Key(k) for k in result.controls if "/broken/" in k):
             role, name, *_ = key.parts
@@ -344,6 +348,7 @@ def fooled(claim, results, rule=rules.attacked):
             changed = replace(result, controls=result.controls | {str(key): 0})
             after = rule(claim, [*results[:number], changed, *results[number + 1 :]])
             noticed = (after.verdict, after.repaired) != (before.verdict, before.repaired)
+            noticed = noticed or (role == "printed" and fallen)
             if not noticed or f" {name}, where" not in after.because:
                 missed.append((result.seed, str(key)))
     return missed, tried

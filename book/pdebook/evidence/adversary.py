@@ -1,9 +1,9 @@
 """Attacks on theorems: a statement is data, and a search that breaks no false neighbour of it has proved nothing.
 
-A score is value/bound, or an error over what rounding allows: above 1 the statement is false. Scores are made as large
-as gradient ascent can, from random starts. Every statement has false neighbours of its own: a wrong law that looks like
-the right one, or the same bound with one of its constants a tenth smaller. The same search must break each of them, or
-the statement does not count.
+A score is value/bound, or 1 + (value − bound)/unit where the bound may be 0 or negative, or an error over what rounding
+allows: above 1 the statement is false. Scores are made as large as gradient ascent can, from random starts. Every
+statement has false neighbours of its own: a wrong law that looks like the right one, or the same bound with one of its
+constants a tenth smaller. The same search must break each of them, or the statement does not count.
 """
 
 import math
@@ -92,7 +92,7 @@ class Statement:
         )
 
     def breaks(self, seed: int, **false: object) -> int:
-        """How many starts broke a false neighbour when the first did, search by search; 0 if none did."""
+        """Runs the searches in order until one breaks the false neighbour: how many of its starts did, or 0."""
         if not self.vary:
             return int((self.search(seed, **false) > 1 + ROUNDING).sum())
         for settings, start in self.searches(seed):
@@ -123,7 +123,7 @@ def ascend(
 ) -> Tensor:
     """The largest score that each member of the batch reached on its way up, by Adam on the variables.
 
-    until: stop as soon as one score is above it.
+    until: stop as soon as one score is above it. A score that is NaN counts as not reached.
     """
     inputs = {name: x.clone().requires_grad_(True) for name, x in start.items()}
     adam = torch.optim.Adam(inputs.values(), lr=rate)

@@ -1,4 +1,4 @@
-"""Three sizes of every experiment, and where a run may work."""
+"""What makes an experiment of a function: a name, up to three sizes, and a place where a run may work."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-// Moves one figure of pdelab.explore; runs inside the figure, so it needs no id and may stand on a page twice.
+// Moves one figure of pdebook.explore; runs inside the figure, so it needs no id and may stand on a page twice.
 (() => {
   const root = document.currentScript.parentNode;
   const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);

@@ -217,7 +217,7 @@ def attack_table(experiment: str, store: Store | None = None) -> Page:
 
 
 def side_by_side(outcome: Outcome) -> str:
-    """What decides a measured claim in plain text: printed, ours and every control, a line each, a value a layer.
+    """What decides a measured claim in plain text: printed, ours and every control, a line each, a value per layer.
 
     Means over the seeds; where too few seeds are recorded, the words that say so.
     """
@@ -239,7 +239,7 @@ def side_by_side(outcome: Outcome) -> str:
 
 
 def table(outcomes: Sequence[Outcome] | None = None) -> Page:
-    """The whole ledger as a page: one entry a claim, the evidence behind a click, and a filter above the entries."""
+    """The whole ledger as a page: one entry per claim, the evidence behind a click, and a filter above the entries."""
     outcomes = judge_all() if outcomes is None else outcomes
     menus = {
         "Verdict": {"": "all"} | {slug(verdict): verdict for verdict, n in counts(outcomes).items() if n},

@@ -1,6 +1,6 @@
 """What a run measured, kept so that nothing is lost and nothing damaged is believed.
 
-A Result is one run of one experiment with one seed. A Store is a folder of JSON files, one a Result, each written in
+A Result is one run of one experiment with one seed. A Store is a folder of JSON files, one per Result, each written in
 one move and sealed with a checksum of its content: a file that was cut short or edited by hand is reported, never read.
 """
 
@@ -285,7 +285,7 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
 
 
 def mean_and_half(results: Sequence[Result], figure: str, *, control: bool = False) -> np.ndarray:
-    """(mean, half the 95 % interval), one column a layer: what a picture with error bars needs.
+    """(mean, half the 95 % interval), one column per layer: what a picture with error bars needs.
 
     The half is NaN where there is none, as of one seed alone.
     """

@@ -29,7 +29,7 @@ from pdelab.terms.stabilization import LayerNormRate, SpatialStabilization
 
 EXACT = 1e-13  # of a sum of some hundred products in double precision, relative to its largest part
 HALF_ORDER = 0.5  # (1/4)^½: what four times the layers leave of an error of order ½; order 1 leaves a quarter
-SIGMAS = 5.5  # the worst of some thousand normal draws stays below, but for one search in a thousand
+SIGMAS = 5.5  # the worst of some hundred normal draws stays below it, but for one search in a hundred thousand
 WIDTH, LAYERS, FRESH = 128, 4, 12  # of the stacks under the dial law: their size, and how often weights are drawn anew
 
 
