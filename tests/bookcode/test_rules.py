@@ -372,8 +372,34 @@ def test_no_recorded_search_may_break_a_corrected_statement_unnoticed(claim):
     assert rules.attacked(claim, results).repaired
     for number, result in enumerate(results):
         for key in (Key(k) for k in result.figures if k.startswith("corrected/") and k.endswith("/violations")):
-            changed = replace(result, figures=result.figures | {str(key): 1})
+            worst = Key(*key.parts[:-1], "worst")
+            changed = replace(result, figures=result.figures | {str(key): 1, str(worst): 1.1})
             assert not rules.attacked(claim, [*results[:number], changed, *results[number + 1 :]]).repaired, key
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attempts": 0},
+        {"violations": -1},
+        {"violations": 0.4},
+        {"violations": 101, "worst": 1.5},
+        {"worst": 7.3},
+        {"worst": math.nan},
+        {"violations": 1},
+    ],
+)
+def test_numbers_that_no_search_gives_are_refused(wrong):
+    claim, (first, *others) = made_attack()
+    changed = replace(first, figures=first.figures | {f"corrected/b/{what}": n for what, n in wrong.items()})
+    with pytest.raises(ValueError, match="corrected/b has .* do not fit each other; record it anew"):
+        rules.attacked(claim, [changed, *others])
+
+
+def test_seeds_with_different_settings_are_refused():
+    claim, (first, *others) = made_attack()
+    with pytest.raises(ValueError, match="were attacked with different settings"):
+        rules.attacked(claim, [replace(first, configuration={"shrunk": 0.01}), *others])
 
 
 def made_attack():

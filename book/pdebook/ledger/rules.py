@@ -120,6 +120,11 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     recorded = [[key for key in r.figures if key.endswith("/attempts")] for r in results]
     if any(set(keys) != set(recorded[0]) for keys in recorded):
         raise ValueError(f"the seeds of {results[0].experiment} attacked different statements; record all of them anew")
+    if any(r.configuration != results[0].configuration for r in results):
+        raise ValueError(f"the seeds of {results[0].experiment} were attacked with different settings; record all anew")
+    for key in recorded[0]:
+        for result in results:
+            _check_counts(result, Key(*Key(key).parts[:2]))
 
     found = []
     for key in recorded[0]:
@@ -140,6 +145,18 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
             )
         )
     return found
+
+
+def _check_counts(result: Result, statement: str) -> None:
+    """Refuse numbers that no search gives: no attempts, violations that are no count of them, a worst that lies."""
+    attempts, violations, worst = (result.figures[Key(statement, what)] for what in ("attempts", "violations", "worst"))
+    allowed = 1 + result.configuration.get("rounding", 0.0)
+    whole = attempts >= 1 and violations in range(int(attempts) + 1) and math.isfinite(worst)
+    if not whole or (worst > allowed) != (violations > 0):
+        raise ValueError(
+            f"{result.experiment}, seed {result.seed}: {statement} has {attempts} attempts, {violations} violations "
+            f"and the worst score {worst}, which do not fit each other; record it anew"
+        )
 
 
 def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:

@@ -176,14 +176,23 @@ def course(states: Sequence[Field], y: Tensor | None = None) -> Tensor:
 
 
 @lru_cache(maxsize=1)  # four statements look at one count
-def counts(seed: int, number: int = 24) -> dict[str, Tensor]:
-    """All that is counted, (system, state): I(X; u) and I(Y; u) of flows and of stacks; `H(Y)` (system, 1)."""
+def counts(seed: int, number: int = 24, layers: str = "as they are") -> dict[str, Tensor]:
+    """All that is counted, (system, state): I(X; u) and I(Y; u) of flows and of stacks; `H(Y)` (system, 1).
+
+    layers: what the count must notice. "merging": after the start, states are rounded to whole numbers, which merges
+    some. "reading the input": after the start, layers know all bits of the input, also those that u₀ hides.
+    """
     tables: dict[str, list[Tensor]] = {"flow X": [], "flow Y": [], "stack X": [], "stack Y": [], "H(Y)": []}
 
     for n in range(number):
         u0, y = start(seed, n, hidden=HIDDEN if lossy(n) else 0)
         tables["H(Y)"].append(torch.tensor([entropy(y).value], dtype=torch.float64))
-        for name, states in (("flow", along_flow(seed, n, u0)), ("stack", along_stack(seed, n, u0))):
+        for name, along in (("flow", along_flow), ("stack", along_stack)):
+            states = along(seed, n, u0)
+            if layers == "merging":
+                states = [states[0], *(u.round() for u in states[1:])]
+            elif layers == "reading the input":
+                states = [states[0], *along(seed, n, start(seed, n)[0])[1:]]
             tables[f"{name} X"].append(course(states))
             tables[f"{name} Y"].append(course(states, y))
     return {name: torch.stack(table) for name, table in tables.items()}
@@ -206,18 +215,18 @@ def fall(seed: int) -> Tensor:
     return 2.0 * (seen[:, -1] >= seen[:, -1 - THIRD] - 1e-9)
 
 
-def stack(seed: int, *, instead: Callable[[int], Tensor] | None = None) -> Tensor:
+def stack(seed: int, *, instead: Callable[[int], Tensor] | None = None, **options: object) -> Tensor:
     """I(X; u_{l+1}) ≤ I(X; u_l) and I(Y; u_{l+1}) ≤ I(Y; u_l) in stacks of layers."""
     if instead is not None:
         return instead(seed)
-    return torch.cat([counts(seed)[k].diff(dim=1).exp().flatten() for k in ("stack X", "stack Y")])
+    return torch.cat([counts(seed, **options)[k].diff(dim=1).exp().flatten() for k in ("stack X", "stack Y")])
 
 
-def constant(seed: int, *, instead: Callable[[int], Tensor] | None = None) -> Tensor:
+def constant(seed: int, *, instead: Callable[[int], Tensor] | None = None, **options: object) -> Tensor:
     """I(X; u_t) = I(X; u₀) and I(Y; u_t) = I(Y; u₀) along flows."""
     if instead is not None:
         return instead(seed)
-    seen = (counts(seed)[k] for k in ("flow X", "flow Y"))
+    seen = (counts(seed, **options)[k] for k in ("flow X", "flow Y"))
     return torch.cat([(each - each[:, :1]).abs().amax(dim=1).exp() for each in seen])
 
 
@@ -299,6 +308,7 @@ TABLES = [{"y": 3, "x": 5, "a": a, "b": b} for a, b in ((4, 3), (3, 4), (2, 6))]
 LAYER = {"V": "d d", "W": "d d", "U": "d d", "numbers": "2"}
 PARTS = ("value", "network", "leak")
 FOUR = [{"n": 4, "d": 2, "2": 2}]
+FEW = 2 * len(KINDS)  # systems of a false neighbour: every kind, from a whole and from a lossy start
 
 run = attack(
     "attack_information",
@@ -321,11 +331,17 @@ run = attack(
                 "of the mean": {"instead": mean_rises},
                 "input again": {"instead": input_again},
                 "usable": {"instead": usable_rises},
+                "layers that read the input": {"layers": "reading the input", "number": FEW},
             },
         ),
         "constant": Statement(
             constant,
-            wrong={"pooling": {"instead": pooling}, "bins": {"instead": bins}, "noise": {"instead": noise}},
+            wrong={
+                "pooling": {"instead": pooling},
+                "bins": {"instead": bins},
+                "noise": {"instead": noise},
+                "layers that merge": {"layers": "merging", "number": FEW},
+            },
         ),
         "recovered": Statement(recovered, wrong={"from three digits": {"digits": 3, "number": 2}}),
         "approach": Statement(
