@@ -392,7 +392,7 @@ def test_no_recorded_search_may_break_a_corrected_statement_unnoticed(claim):
 def test_numbers_that_no_search_gives_are_refused(wrong):
     claim, (first, *others) = made_attack()
     changed = replace(first, figures=first.figures | {f"corrected/b/{what}": n for what, n in wrong.items()})
-    with pytest.raises(ValueError, match="corrected/b has .* do not fit each other; record it anew"):
+    with pytest.raises(ValueError, match=r"corrected/b has .* do not fit each other; record it anew"):
         rules.attacked(claim, [changed, *others])
 
 
