@@ -204,7 +204,7 @@ def attack_table(experiment: str, store: Store | None = None) -> Page:
     results = (store or Store()).load(experiment, "book")
     if not results:
         raise ValueError(f"nothing is recorded of {experiment!r}; record it with: pdelab run {experiment}")
-    head = ("statement", "attempts", "violations", "worst", "false neighbours, each broken in every seed")
+    head = ("statement", "attempts", "violations", "worst", "false neighbours that fell")
     lines = []
     for one in attacks(results):
         fallen = [n for n in one.neighbours if n not in one.standing]
