@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from made_claims import attack_run
 
-from pdebook import cli
+from pdebook import cli, terminal
 from pdebook.evidence import run as runner
 from pdebook.evidence.experiment import Scale
 from pdebook.ledger.record import Result, Store
@@ -204,10 +204,10 @@ def test_a_model_that_diverged_is_named_where_a_run_is_reported(places, monkeypa
 
 def test_results_go_where_git_does_not_look_or_for_an_installed_package_to_the_user_s_data(places, monkeypatch):
     monkeypatch.delenv("PDELAB_RESULTS")
-    assert cli.own_folder().parts[-2:] == ("work", "results")
-    monkeypatch.setattr(cli, "data_folder", lambda: places / "site-packages" / "pdelab" / "data")
-    assert "site-packages" not in str(cli.own_folder())
-    assert cli.own_folder().parts[-2:] == ("pdelab", "results")
+    assert terminal.own_folder().parts[-2:] == ("work", "results")
+    monkeypatch.setattr(terminal, "data_folder", lambda: places / "site-packages" / "pdelab" / "data")
+    assert "site-packages" not in str(terminal.own_folder())
+    assert terminal.own_folder().parts[-2:] == ("pdelab", "results")
 
 
 def test_what_the_book_recorded_is_skipped_and_shown_until_there_are_results_of_your_own(places):

@@ -317,9 +317,17 @@ def test_one_violation_in_one_seed_breaks_a_statement(store):
 
 
 def test_without_a_printed_statement_nothing_is_said_of_the_claim(store):
-    found = theorem(store, attack_run(corrected_b=(0, BROKEN)))
+    found = theorem(store, *[attack_run(corrected_b=(0, BROKEN))] * 3)
     assert (found.verdict, found.repaired) == ("not yet measured", True)
     assert theorem(Store(store.folder / "none"), ({}, {})).verdict == "not yet measured"
+
+
+def test_two_seeds_break_a_statement_but_do_not_let_one_stand(store):
+    held = attack_run(printed_a=(0, BROKEN), corrected_b=(0, BROKEN))
+    assert theorem(store, held, held).verdict == "not yet measured"
+    assert "needs at least 3 seeds" in theorem(store, held, held).because
+    fallen = attack_run(printed_a=(1, {}), corrected_b=(0, BROKEN))
+    assert (theorem(store, fallen).verdict, theorem(store, fallen).repaired) == ("fails", False)
 
 
 def test_seeds_that_attacked_different_statements_are_refused(store):

@@ -186,10 +186,13 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
         control += f"; the search proves nothing of {'; nor of '.join(doubts)}"
 
     words = {"because": f"{ours}; {control}", "ours": ours, "control": control}
-    repaired = bool(corrected) and all(one.stood for one in corrected)
+    enough = len(results) >= MIN_SEEDS  # one violation breaks a statement; that it stands takes more than one search
+    if not enough:
+        words["because"] += f"; a verdict that something stands needs at least {MIN_SEEDS} seeds"
+    repaired = enough and bool(corrected) and all(one.stood for one in corrected)
     if any(one.violations for one in printed):
         return Ruling(_fallen(claim, repaired), repaired=repaired, **words)
-    held = bool(printed) and all(one.stood for one in printed)
+    held = enough and bool(printed) and all(one.stood for one in printed)
     return Ruling(Verdict.HOLDS if held else Verdict.UNMEASURED, repaired=repaired, **words)
 
 
