@@ -77,7 +77,7 @@ class Rectified(Term):
 
     >>> layer = Rectified(2).requires_grad_(False)
     >>> u = torch.ones(1, 3, 2)
-    >>> torch.equal(u + layer(u), torch.relu(layer.linear(u)))
+    >>> torch.allclose(u + layer(u), torch.relu(layer.linear(u)))
     True
     """
 
