@@ -113,7 +113,7 @@ def _figures(kind: str, model: Model, run: Trajectory) -> Figures:
     return found
 
 
-@experiment("normalization", Scale.BOOK)
+@experiment("normalization", Scale.SMOKE, Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Energies along the depth of Transformers, with LayerNorm, without, and with eq 9 (P2 eq 9, S).
 
