@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book test lab notebooks record editions format clean moved
+.PHONY: help book test lab notebooks record editions versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -40,6 +40,9 @@ record: .venv/ready  ## record the results and test outcomes that the ledger rea
 
 editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
 	@$(PY) tools/editions.py
+
+versions: .venv/ready  ## test the library with the lowest and the newest versions allowed (TORCH=2.13.0 for one torch)
+	@$(PY) tools/versions.py $(if $(TORCH),--torch $(TORCH))
 
 format: .venv/ready  ## format the code (in notebooks: edit the text source)
 	@$(PY) -m ruff check --fix --extend-exclude '*.ipynb' . && $(PY) -m ruff format --extend-exclude '*.ipynb' .

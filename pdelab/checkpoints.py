@@ -3,12 +3,13 @@
 import hashlib
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -130,13 +131,22 @@ def save(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimiz
     write_atomically(path, seal + b"\n" + buffer.getvalue())
 
 
-def load(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict:
-    """The record; weights and optimiser are put back, and `own` becomes the fingerprint of the run as it began."""
+def load(
+    path: Path,
+    own: dict,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    read: Callable[[dict], Any] = lambda record: record,
+) -> Any:
+    """read(record); weights and optimiser are put back, and `own` becomes the fingerprint of the run as it began."""
     seal, _, payload = path.read_bytes().partition(b"\n")
     if hashlib.sha256(payload).hexdigest().encode() != seal:
         raise RefusedCheckpoint(f"{path} is cut short or damaged; delete it to begin again")
     # on the CPU, where the record was; weights and optimiser move to the model's device as they are put back
-    content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    with _in_our_words(path):
+        content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        record = read(content["record"])
+        content = {name: dict(content[name]) for name in ("fingerprint", "model", "optimiser")}
     other = [key for key, value in own.items() if content["fingerprint"].get(key) != value]
     # a cell that is run again has the model as the interrupted run left it
     if other == ["first weights"] and _checksum(content["model"].values()) == own["first weights"]:
@@ -150,7 +160,19 @@ def load(path: Path, own: dict, model: nn.Module, optimiser: torch.optim.Optimiz
         raise RefusedCheckpoint(
             f"{path} is of a run with other {' and '.join(other)}; name another folder, or delete it to begin again"
         )
-    model.load_state_dict(content["model"])
-    optimiser.load_state_dict(content["optimiser"])
+    with _in_our_words(path):
+        model.load_state_dict(content["model"])
+        optimiser.load_state_dict(content["optimiser"])
     own["first weights"] = content["fingerprint"]["first weights"]
-    return content["record"]
+    return record
+
+
+@contextmanager
+def _in_our_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of whatever kind; torch would advise to load it without its safeguard
+        raise RefusedCheckpoint(
+            f"{path} was written by another version or is no checkpoint of a training ({type(error).__name__}); "
+            "name another folder, or delete it to begin again"
+        ) from None

@@ -21,11 +21,39 @@ def from_torch(encoder: nn.TransformerEncoder) -> Model:
         raise ValueError(f"encoder must be a torch.nn.TransformerEncoder; not {type(encoder).__name__}")
     if not encoder.layers:
         raise ValueError("encoder has no layers")
+    for part in encoder.modules():
+        if "forward" in vars(part) or not type(part).forward.__module__.startswith("torch."):
+            raise ValueError(
+                f"encoder holds a {type(part).__name__} with a forward of its own, which its weights do not tell"
+            )
     with torch.device("meta"):  # the weights drawn here are replaced by copies, so none are drawn
         equations = [_equation_from(layer) for layer in encoder.layers]
         norm = _copied_norm(encoder.norm) if encoder.norm is not None else None
     model = Model(Layered(equations), steps=len(equations), dt=1.0, integrator=LieEuler(), norm=norm)
+    _compare(encoder, model)
     return model.train(encoder.training)
+
+
+@torch.no_grad()
+def _compare(encoder: nn.TransformerEncoder, model: Model) -> None:
+    """Refuse an encoder that gives something else than its weights say, as hooks can make it."""
+    weight = encoder.layers[0].linear1.weight
+    if weight.is_meta:
+        return
+    u = torch.arange(3 * weight.shape[1], dtype=torch.float64).sin().reshape(1, 3, -1).to(weight)
+    before = {part: part.training for part in encoder.modules()}
+    try:
+        given = encoder.eval()(u if encoder.layers[0].self_attn.batch_first else u.transpose(0, 1))
+    finally:
+        for part, training in before.items():
+            part.training = training
+    given = given if encoder.layers[0].self_attn.batch_first else given.transpose(0, 1)
+    made = model.eval()(u)
+    rounding = min(1e3 * torch.finfo(u.dtype).eps, 0.05) * given.abs().amax()
+    if (made - given).abs().amax() > rounding:  # not so where both are NaN
+        raise ValueError(
+            "encoder gives another output than its weights do; take off hooks and parametrisations that change it"
+        )
 
 
 def _equation_from(layer: nn.TransformerEncoderLayer) -> MasterEquation:

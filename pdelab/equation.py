@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pdelab.field import Field, Mask
+from pdelab.field import Field, Mask, check_number
+from pdelab.options import choose, number, positive
 from pdelab.terms.base import Term
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
@@ -42,6 +43,8 @@ class MasterEquation(nn.Module):
 
         D is given: P2 eq 8 names a coefficient that no formula determines.
         """
+        check_number("diffusion", diffusion)
+        check_number("stabilization", stabilization, 0)
         return cls(
             Interaction(width, heads, leak=True),
             Reaction(width, hidden, activation=activation, leak=True),
@@ -63,6 +66,7 @@ class MasterEquation(nn.Module):
         activation: str = "relu",
     ) -> "MasterEquation":
         """∂u/∂t = D∂²u + α Att(u) + FFN(u) + g(x, t): P1 eq 1 with eq 9-13, no −u anywhere."""
+        check_number("diffusion", diffusion)
         return cls(
             Diffusion(diffusion, boundary),
             Interaction(width, heads, strength=strength),
@@ -94,12 +98,11 @@ class Layered(nn.Module):
 
     def __init__(self, equations: Sequence[MasterEquation], dt: float = 1.0, interpolation: str = "constant"):
         super().__init__()
-        if not equations or not all(isinstance(e, MasterEquation) for e in equations):
+        known = isinstance(equations, Iterable) and all(isinstance(e, MasterEquation) for e in equations)
+        if not known or not len(equations):
             raise ValueError("equations must be at least one MasterEquation")
-        if interpolation not in ("constant", "linear"):
-            raise ValueError(f"interpolation must be constant or linear; not {interpolation!r}")
-        if not dt > 0:
-            raise ValueError(f"dt must be positive; not {dt!r}")
+        choose("interpolation", interpolation, ("constant", "linear"))
+        positive("dt", dt)
         if interpolation == "linear" and any(_form(e) != _form(equations[0]) for e in equations):
             raise ValueError(
                 "equations must have the same weights and settings in all layers for interpolation='linear'"
@@ -109,6 +112,7 @@ class Layered(nn.Module):
 
     def _place(self, t: float) -> tuple[int, float]:
         """ℓ and s of a time t; a hair is added, since ℓΔt is rarely a float."""
+        number("t", t)
         last = len(self.equations) - 1
         layer = min(max(int(t / self.dt + 1e-9), 0), last)
         return layer, 0.0 if layer == last else max(t / self.dt - layer, 0.0)

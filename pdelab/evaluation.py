@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pdelab.datasets.base import Dataset, Examples
+from pdelab.field import described
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.similarity import fidelity
 from pdelab.metrics.stability import gradient_norms, nonuniformity, state_rms
 from pdelab.models import Model
+from pdelab.options import function, instance, number, positive, whole
 
 Looked = dict[str, float | list[float] | Tensor]
 Look = Callable[[nn.Module], Looked]
@@ -64,7 +66,8 @@ def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float
     (0.0, 0.278)
     """
     # written out, as scipy.stats.binomtest takes whole successes only: a sequence may be right in part of its tokens
-    p, n = successes / trials, trials
+    n = whole("trials", trials, most=10**12)
+    p, z = number("successes", successes, 0, n) / n, positive("z", z)
     middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
 
@@ -74,14 +77,16 @@ def answer_loss(logits: Tensor, batch: Examples, classes: int = 0) -> Tensor:
 
     classes: the least number of scores that the model must give for each answer.
     """
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != batch.y.shape:
-        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    instance("batch", batch, Examples)
+    shaped = isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape[:-1] == batch.y.shape
+    if not shaped:
         raise ValueError(
-            f"model must give one row of scores for each answer, {(*batch.y.shape, 'class')}; it gives {given} "
-            "(next symbols need an answer for every token, pool=False in with_ends)"
+            f"model must give one row of scores for each answer, {(*batch.y.shape, 'class')}; it gives "
+            f"{described(logits)} as logits (next symbols need an answer for every token, pool=False in with_ends)"
         )
     if logits.shape[-1] < classes:
-        raise ValueError(f"model must give a score for each of the {classes} classes; it gives {logits.shape[-1]}")
+        given = f"{logits.shape[-1]} logits"
+        raise ValueError(f"model must give a score for each of the {classes} classes; it gives {given}")
 
     if batch.y.ndim == 1 or batch.mask is None:
         return cross_entropy(logits.flatten(0, -2), batch.y.flatten())
@@ -96,15 +101,17 @@ def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int 
     examples, not tokens, and is wider than need be if the examples are independent. The loss is per answer.
     Examples of like length are evaluated together: less padding.
     """
-    if not len(examples):
+    device = device_of(model)
+    if not len(instance("examples", examples, Examples)):
         raise ValueError("examples is empty; give at least one")
+    whole("batch", batch, most=2**63)
     if examples.mask is not None:
         examples = examples.take(examples.by_length())
 
     loss, right, answers = 0.0, 0.0, 0
     with _evaluating(model):
         for part in examples.batches(batch):
-            part = part.to(device_of(model))
+            part = part.to(device)
             logits = model(part.x, part.mask)
             correct = (logits.argmax(dim=-1) == part.y) & torch.isfinite(logits).all(dim=-1)
             number = len(part)
@@ -123,6 +130,10 @@ def evaluate(model: nn.Module, examples: Examples, *, step: int = 0, batch: int 
 
 def watch(model: nn.Module, data: Dataset, step: int, look: Look | None = None) -> Watched:
     """What `Watched` says, at the weights of now; the model and its mode are left as they were."""
+    instance("model", model, nn.Module)
+    instance("data", data, Dataset)
+    if look is not None:
+        function("look", look)
     with _evaluating(model):
         batch = data.train.take(slice(0, PROBE)).to(device_of(model))
         model.zero_grad()
@@ -139,13 +150,16 @@ def watch(model: nn.Module, data: Dataset, step: int, look: Look | None = None) 
                 seen.fidelity.extend(fidelity(run).tolist())
                 seen.nonuniformity.extend(per_layer(nonuniformity, run).tolist())
             if look is not None:
-                seen.looked.update({name: _plain(name, value) for name, value in look(model).items()})
+                found = look(model)
+                if not isinstance(found, dict):
+                    raise ValueError(f"look must give a dict of named numbers; not {described(found)}")
+                seen.looked.update({name: _plain(name, value) for name, value in found.items()})
     return seen
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the weights are."""
-    return next(model.parameters()).device
+    return next(instance("model", model, nn.Module).parameters()).device
 
 
 @contextmanager

@@ -7,40 +7,86 @@ nothing.
 """
 
 import math
+import weakref
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pdelab import formulas
-from pdelab.options import choose
+from pdelab.options import choose, number, whole
 
 Field: TypeAlias = Float[Tensor, "batch token feature"]
 Mask: TypeAlias = Bool[Tensor, "batch token"]  # True where a token is real
 
+PRECISE = (torch.float32, torch.float64)
 BOUNDARIES = ("reflecting", "absorbing", "periodic")
 
 
-def check_field(u: Field, name: str = "u", width: int | None = None) -> None:
-    """Refuse anything that is not a non-empty, finite (batch, token, feature) tensor of floats."""
-    if not isinstance(u, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor of shape (batch, token, feature), not {type(u).__name__}")
-    if u.ndim != 3 or 0 in u.shape:
-        raise ValueError(f"{name} must have shape (batch, token, feature), none of them 0; not {tuple(u.shape)}")
-    if width is not None and u.shape[-1] != width:
-        raise ValueError(f"{name} must have {width} features, the width this was built for; it has {u.shape[-1]}")
-    if not u.is_floating_point():
-        raise ValueError(f"{name} must hold floating-point numbers, not {u.dtype}; try {name}.float()")
+def described(x: object) -> str:
+    """What was given, in a few words for an error."""
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def check_field(
+    u: Field,
+    name: str = "u",
+    width: int | None = None,
+    mask: Mask | None = None,
+    weights: Tensor | None = None,
+) -> Field:
+    """u with zeros where no token is, if it is a non-empty, finite (batch, token, feature) tensor of floats."""
+    check_state(u, None, width, weights, name)
+    check_mask(mask, u)
+    u = formulas.keep_real(u, mask)
     if not u.is_meta and not torch.isfinite(u).all():
         raise ValueError(f"{name} holds NaN or infinite values; a field must be finite where it starts")
+    return u
 
 
-def check_width(u: Field, width: int | None = None) -> None:
-    """The cheap check that runs inside a step; values are checked once, where a run starts."""
-    if u.ndim != 3 or 0 in u.shape or (width is not None and u.shape[-1] != width):
+def check_state(
+    u: Field, mask: Mask | None = None, width: int | None = None, weights: Tensor | None = None, name: str = "u"
+) -> None:
+    """The cheap check at the door of every term and operator; values are looked at once, where a run starts.
+
+    weights: any of those that u meets, which must have its dtype and device.
+    """
+    if not isinstance(u, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor of shape (batch, token, feature), not {type(u).__name__}")
+    if u.ndim != 3 or not u.numel() or not (width is None or u.shape[-1] == width):
         wanted = "feature" if width is None else width
-        raise ValueError(f"u must have shape (batch, token, {wanted}), none of them 0; not {tuple(u.shape)}")
+        raise ValueError(f"{name} must have shape (batch, token, {wanted}), none of them 0; not {tuple(u.shape)}")
+    if not u.is_floating_point():
+        raise ValueError(f"{name} must hold floating-point numbers, not {u.dtype}; try {name}.float()")
+    if weights is not None:
+        check_like(u, weights, name)
+    if mask is not None and not _known(mask, u):
+        check_mask(mask, u)
+
+
+def check_like(u: Tensor, weights: Tensor | None, name: str = "u", other: str = "the weights") -> None:
+    """Refuse a field of another dtype or device than the weights it meets; autocast mixes dtypes on purpose."""
+    if weights is None or (u.dtype == weights.dtype and u.device == weights.device):
+        return
+    if u.device != weights.device:
+        raise ValueError(
+            f"{name} is on {u.device} and {other} on {weights.device}; try {name}.to({str(weights.device)!r})"
+        )
+    if u.is_meta or not torch.is_autocast_enabled(u.device.type):
+        raise ValueError(
+            f"{name} is {u.dtype} and not {weights.dtype} as {other}; try {name}.to({weights.dtype}), or for a model "
+            f"model.to({u.dtype}), as .double() and .float() do"
+        )
+
+
+def same_shape(value: Field, u: Field, name: str = "f") -> Field:
+    """What the function `name` gave for u, if broadcasting would not make of it what nobody meant."""
+    if not isinstance(value, Tensor) or value.shape != u.shape:
+        raise ValueError(f"{name} must give a field in the shape of u, {tuple(u.shape)}; it gave {described(value)}")
+    return value
 
 
 def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
@@ -48,12 +94,16 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != u.shape[:2]:
-        given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"{name} must be a bool tensor of shape {tuple(u.shape[:2])}, True where a token is real; not {given}"
+            f"{name} must be a bool tensor of shape {tuple(u.shape[:2])}, True where a token is real; "
+            f"not {described(mask)}"
         )
-    if mask.is_meta:
+    if mask.device != u.device:
+        raise ValueError(f"{name} is on {mask.device} and the field on {u.device}; try {name}.to({str(u.device)!r})")
+    # a trace or a vmap has no values to look at
+    if mask.is_meta or torch.compiler.is_compiling() or is_batchedtensor(mask):
         return
+    version = None if mask.is_inference() else mask._version  # such a tensor does not count its changes
     if not mask.any(dim=1).all():
         raise ValueError(
             f"{name} leaves a sequence without a real token; drop that sequence, or is the mask inverted? True is real"
@@ -63,28 +113,65 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
         raise ValueError(
             f"{name} has holes: the real tokens of a sequence must stand together, padding before or after"
         )
+    if version is not None:
+        global _last_good
+        _last_good = weakref.ref(mask), version
+
+
+_last_good: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
+"""The last mask that was found good, and how often it had been changed: a step need not wait for its values again.
+
+A change that torch does not count, through NumPy or .data, is seen where the next run starts, not within one.
+"""
+
+
+def _known(mask: Mask, u: Field) -> bool:
+    if torch.compiler.is_compiling():  # nothing to remember: a trace looks at no values
+        return False
+    good, version = _last_good  # at once, as another thread may look at another mask
+    same = good() is mask and mask._version == version and mask.get_device() == u.get_device()
+    return same and mask.size(0) == u.size(0) and mask.size(1) == u.size(1)
+
+
+def check_number(name: str, value: float | Tensor, least: float = -math.inf) -> None:
+    """Refuse what is no finite number of at least `least`, nor a tensor of such, one for each example."""
+    if not isinstance(value, Tensor):
+        number(name, value, least)
+    elif not value.is_meta and not (torch.isfinite(value) & (value >= least)).all():
+        raise ValueError(f"{name} must be finite numbers" + (f" of at least {least}" if least > -math.inf else ""))
 
 
 def check_boundary(boundary: str) -> None:
     choose("boundary", boundary, BOUNDARIES)
 
 
-def check_tokens(n: int) -> None:
-    if n < 1:
-        raise ValueError(f"n must be at least 1 token; not {n}")
+def precise(x: Tensor) -> Tensor:
+    """x in float32 at least: sums over a few hundred numbers are wrong in half precision."""
+    return x if x.dtype in PRECISE else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def lengths(u: Field, mask: Mask | None) -> Tensor:
-    """N, the number of real tokens of each sequence: (batch, 1, 1), in the dtype of u."""
+    """N, the number of real tokens of each sequence: (batch, 1, 1), in the dtype of u or float32 at least."""
+    check_state(u, mask)
+    return _lengths(u, mask)
+
+
+def _lengths(u: Field, mask: Mask | None) -> Tensor:
+    dtype = u.dtype if u.dtype in PRECISE else torch.float32  # bfloat16 knows no 257, and float16 no 256²
     if mask is None:
-        return u.new_full((u.shape[0], 1, 1), u.shape[1])
-    return mask.sum(dim=1).to(u.dtype).reshape(-1, 1, 1)
+        return u.new_full((u.shape[0], 1, 1), u.shape[1], dtype=dtype)
+    return mask.sum(dim=1).to(dtype).reshape(-1, 1, 1)
 
 
 def token_mean(u: Field, mask: Mask | None = None) -> Tensor:
     """μ = ∫u dx = (1/N) Σ_i u_i over the real tokens, by the midpoint rule: (batch, 1, feature).  (P2 eq 9)"""
-    check_width(u)
-    return keep_real(u, mask).sum(dim=1, keepdim=True) / lengths(u, mask)
+    check_state(u, mask)
+    return _token_mean(u, mask)
+
+
+def _token_mean(u: Field, mask: Mask | None) -> Tensor:
+    mean = formulas.keep_real(precise(u), mask).sum(dim=1, keepdim=True) / _lengths(u, mask)
+    return mean if mean.dtype == u.dtype else mean.to(u.dtype)
 
 
 def centred(u: Field, mask: Mask | None = None) -> Field:
@@ -93,22 +180,24 @@ def centred(u: Field, mask: Mask | None = None) -> Field:
     >>> centred(torch.tensor([[[1.0], [3.0], [8.0]]]), torch.tensor([[True, True, False]])).flatten().tolist()
     [-1.0, 1.0, 0.0]
     """
-    check_width(u)
+    check_state(u, mask)
     if mask is None:
         return formulas.centred(u)
     # measured from the first token, as there, or tokens that agree would leave the rounding of their mean
     rest = u - u.gather(1, first_token(mask).expand(-1, -1, u.shape[-1]))
-    return keep_real(rest - token_mean(rest, mask), mask)
+    return formulas.keep_real(rest - _token_mean(rest, mask), mask)
 
 
 def mean_square(u: Field, mask: Mask | None = None) -> Tensor:
-    """‖u‖² = ∫|u|² dx = (1/N) Σ_i |u_i|² over the real tokens: (batch, 1, 1)."""
-    return token_mean(u.square().sum(dim=-1, keepdim=True), mask)
+    """‖u‖² = ∫|u|² dx = (1/N) Σ_i |u_i|² over the real tokens: (batch, 1, 1), in float32 at least."""
+    check_state(u, mask)
+    return _token_mean(precise(u).square().sum(dim=-1, keepdim=True), mask)
 
 
 def keep_real(u: Field, mask: Mask | None) -> Field:
     """u with zeros where no token is; what a padded place held, even NaN, is gone."""
-    return u if mask is None else torch.where(mask.unsqueeze(-1), u, torch.zeros_like(u))
+    check_state(u, mask)
+    return formulas.keep_real(u, mask)
 
 
 def first_token(mask: Mask) -> Tensor:
@@ -117,11 +206,13 @@ def first_token(mask: Mask) -> Tensor:
 
 
 def positions(u: Field, mask: Mask | None = None) -> Tensor:
-    """x_i = (i + ½)/N, counted from the first real token: (batch, token)."""
-    index = torch.arange(u.shape[1], device=u.device, dtype=u.dtype).expand(u.shape[:2])
+    """x_i = (i + ½)/N, counted from the first real token: (batch, token), in float32 at least."""
+    check_state(u, mask)
+    n = _lengths(u, mask)
+    index = torch.arange(u.shape[1], device=u.device, dtype=n.dtype).expand(u.shape[:2])
     if mask is not None:
         index = index - first_token(mask).squeeze(-1)
-    return (index + 0.5) / lengths(u, mask).squeeze(-1)
+    return (index + 0.5) / n.squeeze(-1)
 
 
 def laplacian(u: Field, boundary: str = "reflecting", mask: Mask | None = None) -> Field:
@@ -135,7 +226,9 @@ def laplacian(u: Field, boundary: str = "reflecting", mask: Mask | None = None) 
     [9.0, -18.0, 9.0]
     """
     check_boundary(boundary)
-    check_width(u)
+    check_state(u, mask)
+    if u.dtype not in PRECISE:
+        return laplacian(precise(u), boundary, mask).to(u.dtype)
     if mask is None:
         first, last = u[:, :1], u[:, -1:]  # (batch, 1, feature)
         ends = {"reflecting": (first, last), "absorbing": (-first, -last), "periodic": (last, first)}[boundary]
@@ -151,7 +244,7 @@ def laplacian(u: Field, boundary: str = "reflecting", mask: Mask | None = None) 
     else:
         before = after = u if boundary == "reflecting" else -u
     left, right = torch.where(has_left, left, before), torch.where(has_right, right, after)
-    return keep_real((left - 2 * u + right) * lengths(u, mask) ** 2, mask)
+    return formulas.keep_real((left - 2 * u + right) * _lengths(u, mask) ** 2, mask)
 
 
 def laplacian_eigenvalues(n: int, boundary: str = "reflecting") -> Tensor:
@@ -161,8 +254,7 @@ def laplacian_eigenvalues(n: int, boundary: str = "reflecting") -> Tensor:
     fastest. The explicit Euler step with coefficient D stays bounded up to Δt = 2/(D·|λ_max|).
     """
     check_boundary(boundary)
-    check_tokens(n)
-    k = torch.arange(n, dtype=torch.float64)
+    k = torch.arange(whole("n", n), dtype=torch.float64)
     turn = {"reflecting": k, "absorbing": k + 1, "periodic": 2 * torch.ceil(k / 2)}[boundary]
     return -4 * n**2 * torch.sin(turn * math.pi / n / 2) ** 2
 
@@ -173,7 +265,7 @@ def laplacian_modes(n: int, boundary: str = "reflecting") -> Tensor:
     cos(kπx), k = 0…N−1 (reflecting); sin(kπx), k = 1…N (absorbing); 1, sin 2πx, cos 2πx, sin 4πx, … (periodic).
     """
     check_boundary(boundary)
-    check_tokens(n)
+    n = whole("n", n, most=10**5)  # n² numbers
     x = (torch.arange(n, dtype=torch.float64).unsqueeze(1) + 0.5) / n  # (token, 1)
     k = torch.arange(n, dtype=torch.float64)
     if boundary == "reflecting":

@@ -20,9 +20,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as fault:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(fault, OSError) and fault.filename is None:  # a full disk does not say of which file it speaks
+            fault.filename = str(path)
         raise
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if it is missing; OSError that names it, if a file of 64 kB cannot be written there."""
+    trial = folder / f".trial-{os.getpid()}"
+    try:
+        write_atomically(trial, bytes(2**16))
+        trial.unlink()
+    except OSError as error:
+        raise type(error)(error.errno, f"nothing can be written here: {error.strerror}", str(folder)) from error
 
 
 @cache

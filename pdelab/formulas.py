@@ -21,6 +21,11 @@ def centres(n: int) -> Tensor:
     return (torch.arange(n, dtype=torch.float64) + 0.5) / n
 
 
+def keep_real(u: Tensor, mask: Tensor | None) -> Tensor:
+    """u with zeros where no token is; mask: (…, token), True where a token is real."""
+    return u if mask is None else torch.where(mask.unsqueeze(-1), u, torch.zeros_like(u))
+
+
 def centred(u: Tensor) -> Tensor:
     """u − μ, μ = (1/N) Σ_i u_i: exactly 0 where all tokens agree."""
     rest = u - u[..., :1, :]  # measured from the first token, or the rounding of the mean would be left

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask
+from pdelab.field import Field, Mask, check_state, same_shape
+from pdelab.options import function, number, positive, whole
 from pdelab.terms.diffusion import Diffusion
 
 Rate = Callable[..., Field]  # F(u, t, mask) → du/dt in the shape of u
@@ -26,13 +27,23 @@ class Integrator(ABC):
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field: ...
 
 
+def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None) -> None:
+    function("rate", rate)
+    if isinstance(u, Tensor) and u.ndim > 3 and mask is None:  # several batches at once, if the rate can
+        u = u.flatten(0, -3)
+    check_state(u, mask)
+    if not isinstance(dt, Tensor):
+        positive("dt", dt)
+
+
 class Euler(Integrator):
     """u⁺ = u + Δt F(u, t): a residual layer is this step with Δt = 1."""
 
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        return u + dt * rate(u, t, mask)
+        _check_step(rate, u, dt, mask)
+        return u + dt * same_shape(rate(u, t, mask), u, "rate")
 
 
 class Heun(Integrator):
@@ -41,7 +52,8 @@ class Heun(Integrator):
     order: ClassVar[int] = 2
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        k1 = rate(u, t, mask)
+        _check_step(rate, u, dt, mask)
+        k1 = same_shape(rate(u, t, mask), u, "rate")
         k2 = rate(u + dt * k1, t + dt, mask)
         return u + dt / 2 * (k1 + k2)
 
@@ -52,11 +64,16 @@ class RK4(Integrator):
     order: ClassVar[int] = 4
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        k1 = rate(u, t, mask)
-        k2 = rate(u + dt / 2 * k1, t + dt / 2, mask)
-        k3 = rate(u + dt / 2 * k2, t + dt / 2, mask)
-        k4 = rate(u + dt * k3, t + dt, mask)
-        return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        _check_step(rate, u, dt, mask)
+        return _kutta(rate, u, t, dt, mask)
+
+
+def _kutta(rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+    k1 = same_shape(rate(u, t, mask), u, "rate")
+    k2 = rate(u + dt / 2 * k1, t + dt / 2, mask)
+    k3 = rate(u + dt / 2 * k2, t + dt / 2, mask)
+    k4 = rate(u + dt * k3, t + dt, mask)
+    return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
 def flow(rate: Callable[[Field], Field], u: Field, *, T: Time = 1.0, steps: int = 24, leak: float = 0.0) -> Field:
@@ -65,14 +82,15 @@ def flow(rate: Callable[[Field], Field], u: Field, *, T: Time = 1.0, steps: int 
     Unchecked and differentiable, for a search; `solve` checks, keeps every state and notices divergence.
     T: one time for all, or one per example, (batch, 1, 1); a leak needs one time for all.
     """
-    dt, rk4 = T / steps, RK4()
+    dt = T / whole("steps", steps)
+    number("leak", leak)
 
     def grown(w: Field, t: Time, mask: Mask | None) -> Field:
         factor = math.exp(leak * t) if leak else 1.0
         return factor * rate(w / factor)
 
     for n in range(steps):
-        u = rk4.step(grown, u, n * dt, dt)
+        u = _kutta(grown, u, n * dt, dt)
     return math.exp(-leak * T) * u if leak else u
 
 
@@ -82,6 +100,7 @@ class LieEuler(Integrator):
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+        _check_step(rate, u, dt, mask)
         for term in terms_of(rate, t, self):
             u = u + dt * term(u, t, mask)
         return u
@@ -93,6 +112,7 @@ class Strang(Integrator):
     order: ClassVar[int] = 2
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+        _check_step(rate, u, dt, mask)
         *before, last = terms_of(rate, t, self)
         heun = Heun()
         for term in before:
@@ -109,6 +129,7 @@ class ExponentialDiffusion(Integrator):
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+        _check_step(rate, u, dt, mask)
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
@@ -122,6 +143,7 @@ class ImplicitDiffusion(Integrator):
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+        _check_step(rate, u, dt, mask)
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
@@ -133,8 +155,8 @@ def terms_of(rate: Rate, t: Time, integrator: Integrator) -> nn.ModuleList:
     at = getattr(rate, "at", None)
     if at is None:
         raise ValueError(
-            f"integrator {type(integrator).__name__} sweeps through terms, so it needs a MasterEquation or Layered; "
-            "for a plain function take Euler, Heun or RK4"
+            f"integrator {type(integrator).__name__} sweeps through terms, so rate must be a MasterEquation or Layered"
+            "; for a plain function take Euler, Heun or RK4"
         )
     return at(t).terms
 

@@ -4,7 +4,7 @@ A Transformer is `solve` over layers with Δt = 1 and the integrator LieEuler, w
 one after the other. Nothing else is needed: every state is in the Trajectory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, check_width, keep_real, token_mean
+from pdelab.field import (
+    Field,
+    Mask,
+    check_boundary,
+    check_number,
+    check_state,
+    described,
+    keep_real,
+    token_mean,
+)
 from pdelab.integrators import Euler, Integrator, LieEuler
+from pdelab.options import instance, positive, whole
 from pdelab.seeds import derive, seeded
-from pdelab.solver import Status, Trajectory, solve
+from pdelab.solver import OURS, Status, Trajectory, solve
 from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
-from pdelab.terms.reaction import Reaction, Rectified
+from pdelab.terms.reaction import ACTIVATIONS, Reaction, Rectified
 from pdelab.terms.stabilization import LayerNormRate, PreNorm
 
 
@@ -35,6 +45,10 @@ class Embedding(nn.Module):
         super().__init__()
         if (symbols is None) == (features is None):
             raise ValueError(f"give symbols or features, one of the two; not {symbols} and {features}")
+        width, length = whole("width", width), whole("length", length)
+        for name, value in (("symbols", symbols), ("features", features)):
+            if value is not None:
+                whole(name, value)
         self.symbols, self.features = symbols, features
         self.content = nn.Embedding(symbols, width) if features is None else nn.Linear(features, width)
         self.places = nn.Parameter(torch.randn(length, width) / 2**0.5)
@@ -43,12 +57,16 @@ class Embedding(nn.Module):
                 self.content.weight.mul_(0.5**0.5)
 
     def forward(self, x: Tensor) -> Field:
-        wanted = "(batch, token) of whole numbers" if self.features is None else f"(batch, token, {self.features})"
-        if x.is_floating_point() is (self.features is None) or x.ndim != (2 if self.features is None else 3):
-            raise ValueError(f"x must be {wanted}; not {x.dtype} {tuple(x.shape)}")
+        if self.features is not None:
+            check_state(x, width=self.features, weights=self.content.weight, name="x")
+        elif not isinstance(x, Tensor) or x.ndim != 2 or x.dtype not in (torch.int32, torch.int64) or not x.numel():
+            raise ValueError(f"x must be (batch, token) of whole numbers, none of them 0; not {described(x)}")
         if x.shape[1] > len(self.places):
             raise ValueError(f"x must have at most {len(self.places)} tokens, the length this was built for")
-        return self.content(x) + self.places[: x.shape[1]]  # (batch, token, width)
+        try:
+            return self.content(x) + self.places[: x.shape[1]]  # (batch, token, width)
+        except IndexError as error:  # on the CPU; a GPU has words of its own
+            raise ValueError(f"x must hold symbols 0 to {self.symbols} − 1; it has {x.min()} to {x.max()}") from error
 
 
 class Model(nn.Module):
@@ -76,7 +94,9 @@ class Model(nn.Module):
         pool: bool = False,
     ):
         super().__init__()
-        self.equation, self.steps, self.dt, self.integrator = equation, steps, dt, integrator
+        self.equation = instance("equation", equation, *OURS)
+        self.integrator = instance("integrator", integrator, Integrator)
+        self.steps, self.dt = whole("steps", steps), positive("dt", dt)
         self.embed, self.norm, self.readout, self.pool = embed, norm, readout, pool
 
     def trajectory(
@@ -89,7 +109,13 @@ class Model(nn.Module):
         throw: bool = False,
     ) -> Trajectory:
         """Every state from the embedding to the output, steps + 1 of them; the last has passed the final norm."""
-        return self._solve(self.embed(x) if self.embed is not None else x, mask, keep, attention, throw)
+        return self._solve(self._start(x, mask), mask, keep, attention, throw)
+
+    def _start(self, x: Tensor, mask: Mask | None) -> Field:
+        if self.embed is not None:
+            return self.embed(x)
+        check_state(x, mask, weights=next(self.parameters(), None), name="x")
+        return x
 
     def _solve(
         self, u0: Field, mask: Mask | None, keep: Callable | None, attention: bool = False, throw: bool = False
@@ -112,7 +138,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """The output; NaN if the run diverged, so that no loss is computed from the last state that was finite."""
-        u0 = self.embed(x) if self.embed is not None else x
+        u0 = self._start(x, mask)
         # a field that is not finite is refused by solve, but an embedding that training drove there is a divergence
         lost = self.embed is not None and not u0.is_meta and not torch.isfinite(u0).all()
         run = None if lost else self._solve(u0, mask, lambda u: None)
@@ -146,6 +172,9 @@ def with_ends(
     What the core itself does to its first and last state, as `coupled` does, stays inside.
     """
 
+    instance("core", core, Model)
+    outputs = whole("outputs", outputs)
+
     def ends() -> tuple[Embedding, nn.Linear]:
         return Embedding(width, length, symbols=symbols, features=features), nn.Linear(width, outputs)
 
@@ -162,11 +191,6 @@ def with_ends(
         readout=readout,
         pool=pool,
     )
-
-
-def _check_depth(depth: int) -> None:
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1; not {depth}")
 
 
 def _layers(
@@ -199,9 +223,8 @@ def transformer(
     Δt = 1 is the usual Transformer; Δt = T/depth the one that has a limit as depth grows.
     """
 
-    _check_depth(depth)
-    if not dt > 0:
-        raise ValueError(f"dt must be positive; not {dt!r}")
+    depth = whole("depth", depth, most=10**4)
+    positive("dt", dt)
 
     def build() -> MasterEquation:
         attention = Interaction(width, heads, causal=causal)
@@ -255,7 +278,13 @@ def simulator(
     linear: u ← max(Wu + b, 0), the linear layers with ReLU that P1 §3.3.2 and §3.4.2 describe; no token sees another
     """
     step, integrator, layer = choose("variant", variant, VARIANTS)
-    _check_depth(depth)
+    depth = whole("depth", depth, most=10**4)
+    for name, value in (("width", width), ("heads", heads), ("hidden", hidden)):
+        whole(name, value)  # also where the variant does not use it
+    check_number("diffusion", diffusion)
+    check_number("stabilization", stabilization, 0)
+    check_boundary(boundary)
+    choose("activation", activation, ACTIVATIONS)
     sizes, options = (width, heads, hidden), {"diffusion": diffusion, "boundary": boundary, "activation": activation}
     presets = {
         "P2 eq 4": lambda: MasterEquation.later(*sizes, **options, stabilization=stabilization),
@@ -281,10 +310,10 @@ class Lift(nn.Module):
 
     def __init__(self, width: int, layers: int):
         super().__init__()
-        self.width, self.layers = width, layers
+        self.width, self.layers = whole("width", width), whole("layers", layers)
 
     def forward(self, u: Field) -> Field:
-        check_width(u, self.width)
+        check_state(u, width=self.width)
         return torch.cat([u, u.new_zeros(*u.shape[:-1], (self.layers - 1) * self.width)], dim=-1)
 
 
@@ -293,7 +322,7 @@ class Top(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.width = width
+        self.width = whole("width", width)
 
     def forward(self, u: Tensor) -> Tensor:
         return u[..., -self.width :]
@@ -325,15 +354,17 @@ def coupled(
     Without it C_{0,1} = 0, and u_0 is the initial value of layer 1: L blocks.
     outflow: the last layer gives C_{L,L+1}(u_L) away; without it that term is 0.
     """
-    if layers < 1 or steps < 1 or not dt > 0:
-        raise ValueError(f"layers and steps must be at least 1 and dt positive; not {layers}, {steps} and {dt!r}")
+    layers = whole("layers", layers, most=10**4)
     if layers == 1 and not inflow:
         raise ValueError("one layer without inflow has nothing to exchange; use simulator('earlier', …)")
     each = {}
     for name, value in (("diffusion", diffusion), ("strength", strength)):
-        each[name] = [value] * layers if isinstance(value, int | float) else list(value)
+        each[name] = list(value) if isinstance(value, Iterable) else [value] * layers
         if len(each[name]) != layers:
             raise ValueError(f"{name} must be a number or one for each of the {layers} layers; not {value!r}")
+        for one in each[name]:
+            check_number(name, one)
+    check_number("link", link)
     held = [None] if inflow else []
     blocks = layers + len(held)
 
@@ -362,6 +393,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, width: int, size: int, outputs: int):
         super().__init__()
+        width, size, outputs = whole("width", width), whole("size", size), whole("outputs", outputs)
         self.mean, self.out = nn.Linear(width, size), nn.Linear(size, outputs)
         self.seen: Tensor | None = None
 
@@ -381,7 +413,7 @@ def with_bottleneck(core: Model, width: int, size: int, *, outputs: int, seed: i
 
 def channel(model: Model) -> Bottleneck:
     """The bottleneck inside the readout of a model made by `with_bottleneck`."""
-    parts = [] if model.readout is None else model.readout.modules()
+    parts = [] if instance("model", model, Model).readout is None else model.readout.modules()
     for part in parts:
         if isinstance(part, Bottleneck):
             return part

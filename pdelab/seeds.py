@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from pdelab.options import function, instance, seed_of, whole
+
 T = TypeVar("T")
 
 
@@ -18,7 +20,7 @@ def derive(seed: int, *names: object) -> int:
     >>> derive(0, "weights") == derive(0, "weights"), derive(0, "weights") == derive(0, "batches")
     (True, False)
     """
-    return zlib.crc32(f"{seed} {names}".encode())
+    return zlib.crc32(f"{seed_of(seed)} {names}".encode())
 
 
 def stream(seed: int, *names: object) -> torch.Generator:
@@ -28,6 +30,8 @@ def stream(seed: int, *names: object) -> torch.Generator:
 
 def normal(seed: int, *names: object, size: Sequence[int]) -> torch.Tensor:
     """Independent N(0, 1) numbers in double precision, from the stream of that name."""
+    for length in instance("size", size, Sequence):
+        whole("size", length, 0)
     return torch.randn(*size, generator=stream(seed, *names), dtype=torch.float64)
 
 
@@ -38,6 +42,7 @@ def seeded(build: Callable[[], T], seed: int) -> T:
     >>> torch.equal(first, again)
     True
     """
+    function("build", build)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU as well
+        torch.default_generator.manual_seed(seed_of(seed))  # torch.manual_seed would seed every GPU as well
         return build()

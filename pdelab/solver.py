@@ -1,20 +1,21 @@
 """solve: from u₀ to every state along the depth."""
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, check_field, check_mask, keep_real
+from pdelab.field import Field, Mask, check_field, check_like, keep_real, same_shape
 from pdelab.integrators import Euler, Integrator, Rate
+from pdelab.options import function, instance, number, positive, whole
 from pdelab.status import Status
 from pdelab.terms.base import Term
+
+OURS = (Term, MasterEquation, Layered)  # called as f(u, t, mask)
 
 
 class Diverged(ArithmeticError):
@@ -53,16 +54,22 @@ class Trajectory:
         >>> Trajectory.of([torch.ones(1, 2, 3), torch.zeros(1, 2, 3)]).times
         (0.0, 1.0)
         """
-        if not states:
+        if not instance("states", states, list, tuple):
             raise ValueError("states is empty; give the embedding and the output of every layer")
+        check_field(states[0], "states[0]", mask=mask)
         for n, u in enumerate(states):
-            if not isinstance(u, Tensor) or u.ndim != 3 or u.shape != states[0].shape:
+            if not isinstance(u, Tensor) or u.shape != states[0].shape:
                 given = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
                 raise ValueError(f"states must be tensors of one shape (batch, token, feature); states[{n}] is {given}")
-        check_mask(mask, states[0])
-        check_field(keep_real(states[0], mask), "states[0]")
-        if attention is not None and len(attention) != len(states) - 1:
-            raise ValueError(f"attention must have one map per layer, {len(states) - 1}; not {len(attention)}")
+            check_like(u, states[0], f"states[{n}]", "states[0]")
+        if attention is not None:
+            batch, tokens, _ = states[0].shape
+            maps = [tuple(getattr(P, "shape", ())) for P in instance("attention", attention, list, tuple)]
+            good = all(len(P) == 4 and (P[0], P[2], P[3]) == (batch, tokens, tokens) for P in maps)
+            if not good or len(maps) != len(states) - 1:
+                raise ValueError(
+                    f"attention must have one map per layer, {len(states) - 1}, (batch, head, token, token); not {maps}"
+                )
         finite = [bool(u.is_meta or torch.isfinite(keep_real(u, mask)).all()) for u in states]
         good = len(states) if all(finite) else finite.index(False)
         return cls(
@@ -77,6 +84,7 @@ class Trajectory:
 
     def at(self, t: float) -> Any:
         """The stored state nearest in time to t."""
+        number("t", t)
         return self.states[min(range(len(self.times)), key=lambda i: abs(self.times[i] - t))]
 
 
@@ -104,16 +112,15 @@ def solve(
     >>> [state.item() for state in run.states]
     [1.0, 0.5, 0.25]
     """
-    if mask is not None and isinstance(u0, Tensor) and u0.ndim == 3:
-        check_mask(mask, u0)
-        u0 = keep_real(u0, mask)
-    check_field(u0, "u0")
-    steps, dt = _check_steps(steps), _check_dt(dt)
-    integrator = integrator if integrator is not None else Euler()
-    if not isinstance(integrator, Integrator):
-        raise ValueError(f"integrator must be an Integrator such as Euler(); not {integrator!r}")
+    weights = next(f.parameters(), None) if isinstance(f, OURS) else None
+    u0 = check_field(u0, "u0", mask=mask, weights=weights)
+    steps, dt = whole("steps", steps, most=10**9), float(positive("dt", dt))
+    integrator = Euler() if integrator is None else integrator
+    instance("integrator", integrator, Integrator)
     rate = _as_rate(f, mask)
-    keep = keep or (lambda u: u)
+    if isinstance(f, Layered):
+        _check_layers(f, steps, dt)
+    keep = (lambda u: u) if keep is None else function("keep", keep)
     u, times, states, maps = u0, [0.0], [keep(u0)], []
 
     def trajectory(status: Status, stopped_at: int | None = None) -> Trajectory:
@@ -123,11 +130,7 @@ def solve(
     for step in range(1, steps + 1):
         if attention:
             maps.append(_maps(rate, u, times[-1], mask))
-        after = integrator.step(rate, u, times[-1], dt, mask)
-        if after.shape != u.shape:
-            raise ValueError(
-                f"f must give du/dt in the shape of u, {tuple(u.shape)}; a step made it {tuple(after.shape)}"
-            )
+        after = same_shape(integrator.step(rate, u, times[-1], dt, mask), u)
         if not after.is_meta and not torch.isfinite(after).all():
             if throw:
                 raise Diverged(
@@ -140,25 +143,20 @@ def solve(
     return trajectory(Status.FINISHED)
 
 
-def _check_steps(steps: int) -> int:
-    try:
-        number = index(steps)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(steps, bool):
-        raise ValueError(f"steps must be a whole number of at least 1; not {steps!r}")
-    return number
-
-
-def _check_dt(dt: float) -> float:
-    if isinstance(dt, bool) or not isinstance(dt, int | float) or not math.isfinite(dt) or dt <= 0:
-        raise ValueError(f"dt must be a positive number; not {dt!r}")
-    return float(dt)
+def _check_layers(f: Layered, steps: int, dt: float) -> None:
+    """Refuse steps that jump over layers, that stay in the first of several, or are as many as layers and shorter."""
+    layers, long, constant = len(f.equations), dt / f.dt, f.interpolation == "constant"
+    first = long * steps < 1 + 1e-6 and layers > 1 + (not constant)  # between two layers a line is the whole path
+    if abs(long - 1) > 1e-6 and (first or (constant and (long > 1 or steps == layers > 1))):
+        raise ValueError(
+            f"dt = {dt:.6g} is not the dt = {f.dt:.6g} of the {layers} layers of f, and {steps} steps of it leave "
+            f"layers out; take dt={f.dt:.6g}, one step a layer, or dt={f.dt:.6g}/k with steps={layers}*k, k steps each"
+        )
 
 
 def _as_rate(f: Rate, mask: Mask | None) -> Rate:
     """f as a function of (u, t, mask)."""
-    if isinstance(f, Term | MasterEquation | Layered):
+    if isinstance(f, OURS):
         return f
     if not callable(f):
         raise ValueError(
@@ -173,18 +171,10 @@ def _as_rate(f: Rate, mask: Mask | None) -> Rate:
     if mask is not None and not takes_mask:
         raise ValueError("mask was given, but f takes no mask; write it as f(u, t, mask)")
     if takes_mask:
-        return lambda u, t, mask: _shaped_like(u, f(u, t, mask=mask))
+        return lambda u, t, mask: same_shape(f(u, t, mask=mask), u)
     needed = [p for p in places if p.default is p.empty]
     takes_time = len(needed) >= 2 or any(p.name == "t" for p in places)
-    return lambda u, t, mask: _shaped_like(u, f(u, t) if takes_time else f(u))
-
-
-def _shaped_like(u: Field, rate: Field) -> Field:
-    """The rate, if broadcasting would not make of it what nobody meant."""
-    if not isinstance(rate, Tensor) or rate.shape != u.shape:
-        given = tuple(rate.shape) if isinstance(rate, Tensor) else type(rate).__name__
-        raise ValueError(f"f must give du/dt in the shape of u, {tuple(u.shape)}; it gave {given}")
-    return rate
+    return lambda u, t, mask: same_shape(f(u, t) if takes_time else f(u), u)
 
 
 def _maps(rate: Rate, u: Field, t: float, mask: Mask | None) -> Tensor:

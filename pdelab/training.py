@@ -23,6 +23,7 @@ from pdelab import checkpoints
 from pdelab.datasets.base import Dataset, Examples, shuffled_batches
 from pdelab.evaluation import Evaluation, Look, Watched, answer_loss, device_of, evaluate, watch
 from pdelab.files import commit
+from pdelab.options import choose, function, instance, number, positive, whole
 from pdelab.seeds import derive
 from pdelab.status import Status
 
@@ -65,27 +66,24 @@ class Settings:
     penalty: Objective | None = None
 
     def __post_init__(self):
-        evaluate_every = 1 if self.evaluate_every is None else self.evaluate_every  # None: at the end only
-        least = {"steps": 1, "batch": 1, "warmup": 0, "checkpoint_every": 1, "evaluate_every": 1}
-        for name, value in (vars(self) | {"evaluate_every": evaluate_every}).items():
-            if name in least and not (isinstance(value, int) and value >= least[name]):
-                raise ValueError(f"{name} must be a whole number of at least {least[name]}; not {value!r}")
+        for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("checkpoint_every", 1)):
+            whole(name, getattr(self, name), least, 10**9)
+        if self.evaluate_every is not None:  # None: at the end only
+            whole("evaluate_every", self.evaluate_every, most=10**9)
         if self.warmup > self.steps:
             raise ValueError(f"warmup must be at most the {self.steps} steps; not {self.warmup}")
-        numbers = (self.rate, self.weight_decay, 1.0 if self.clip is None else self.clip)
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise ValueError(f"rate, weight_decay and clip must be numbers; not {numbers}")
+        positive("rate", self.rate)
+        number("weight_decay", self.weight_decay, 0)
+        if self.clip is not None:
+            positive("clip", self.clip)
+        choose("decay", self.decay, DECAYS)
         if not isinstance(self.watch, tuple | list | range):
             raise ValueError(f"watch must be a tuple of steps, such as (0, {self.steps}); not {self.watch!r}")
-        if not 0 < self.rate < math.inf or (self.clip is not None and not self.clip > 0):
-            raise ValueError(f"rate and clip must be positive and finite; not {self.rate} and {self.clip}")
-        if self.decay not in DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(DECAYS)}; not {self.decay!r}")
-        if beyond := [step for step in self.watch if not 0 <= step <= self.steps]:
-            raise ValueError(f"watch must name steps from 0 to {self.steps}; not {beyond}")
+        for step in self.watch:
+            whole("watch", step, 0, self.steps)
         for name in HOOKS:
-            if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise ValueError(f"{name} must be a function or None; not {getattr(self, name)!r}")
+            if getattr(self, name) is not None:
+                function(name, getattr(self, name))
 
     def that_matter(self) -> dict:
         """The numbers that a run depends on; how often it is kept may change when it goes on."""
@@ -121,6 +119,12 @@ class Place:
     folder: Path | str | None = None
     progress: bool | int = True
     name: str = "training"
+
+    def __post_init__(self):
+        if self.folder is not None:
+            instance("folder", self.folder, Path, str)
+        if not isinstance(self.progress, bool):
+            whole("progress", self.progress, 0)
 
 
 HERE = Place()
@@ -170,7 +174,12 @@ class Training:
 def choose_device(device: str = "auto") -> torch.device:
     """auto: CUDA if there is one, else MPS, else the CPU."""
     if device != "auto":
-        if torch.device(device).type == "meta":
+        try:
+            torch.empty(0, device=device)  # as it may be known and not be here
+            meta = torch.device(device).type == "meta"
+        except (TypeError, RuntimeError, AssertionError) as error:
+            raise ValueError(f"device must be one that is here, such as cpu; not {device!r} ({error})") from error
+        if meta:
             raise ValueError("device must be one that computes, such as cpu, cuda or mps; not meta")
         return torch.device(device)
     if torch.cuda.is_available():
@@ -213,6 +222,7 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
+    instance("model", model, nn.Module)
     _check(data, settings, seed, place)
     model.to(choose_device(str(place.device))).train()
     loop = _Loop(model, data, settings, seed)
@@ -230,11 +240,10 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
 
 
 def _check(data: Dataset, settings: Settings, seed: int, place: Place) -> None:
-    for name, value, kind in (("data", data, Dataset), ("settings", settings, Settings), ("place", place, Place)):
-        if not isinstance(value, kind):
-            raise ValueError(f"{name} must be a {kind.__name__}; not {type(value).__name__}")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0; not {seed!r}")
+    instance("data", data, Dataset)
+    instance("settings", settings, Settings)
+    instance("place", place, Place)
+    whole("seed", seed, 0, 2**64 - 1)
     if not len(data.test):
         raise ValueError("data has no test examples")
     if settings.batch > len(data.train):
@@ -242,10 +251,10 @@ def _check(data: Dataset, settings: Settings, seed: int, place: Place) -> None:
     for part in (data.train, data.test):
         if part.x.is_floating_point() and not torch.isfinite(part.x).all():
             raise ValueError("data has NaN or infinite values in x")
-        for name, values, number in (("classes", part.y, data.classes), ("symbols", part.x, data.symbols)):
+        for name, values, known in (("classes", part.y, data.classes), ("symbols", part.x, data.symbols)):
             low, high = values.min().item(), values.max().item()
-            if number is not None and not 0 <= low <= high < number:
-                raise ValueError(f"data has {name} from {low} to {high}; they must lie in 0 to {number - 1}")
+            if known is not None and not 0 <= low <= high < known:
+                raise ValueError(f"data has {name} from {low} to {high}; they must lie in 0 to {known - 1}")
 
 
 class _Loop:
@@ -262,7 +271,7 @@ class _Loop:
     def go_on(self, path: Path, own: dict) -> None:
         """From the checkpoint, if there is one of the run with this fingerprint; from now on it is kept there."""
         if path.exists():
-            self.record = Training.read(checkpoints.load(path, own, self.model, self.optimiser))
+            self.record = checkpoints.load(path, own, self.model, self.optimiser, Training.read)
         self.save = partial(checkpoints.save, path, own, self.model, self.optimiser)
 
     def run(self, place: Place) -> None:

@@ -1,10 +1,12 @@
-"""Evidence for the ledger, nothing skipped in CI, and patience with slow outputs."""
+"""Evidence for the ledger, nothing skipped in CI, and notebooks compared with their pictures and with patience."""
 
 import os
 from collections import Counter, defaultdict
+from functools import partial
 
 import fonts
 import nbval.plugin
+import pictures
 import pytest
 import torch
 from hypothesis import settings
@@ -28,14 +30,27 @@ def pytest_configure(config):
     if config.option.record_claims and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("--record-claims needs one process, which sees every finding: leave out -n")
     torch.set_num_threads(1)  # the tensors of the tests are small, and two threads get in each other's way
-    # nbval gives a cell's last output 5 s to arrive, which a busy machine can miss
-    initialise = nbval.plugin.IPyNbCell.__init__
 
-    def patient(self, *args, **kwargs):
-        initialise(self, *args, **kwargs)
-        self.output_timeout = 60
 
-    nbval.plugin.IPyNbCell.__init__ = patient
+def pytest_itemcollected(item):
+    if isinstance(item, nbval.plugin.IPyNbCell):
+        item.output_timeout = 60  # nbval gives the last output 5 s to arrive, which a busy machine can miss
+        item.compare_outputs = partial(same_outputs, item)
+
+
+def same_outputs(cell, new, stored) -> bool:
+    """nbval's comparison, and that of the pictures; what was written to stderr is shown and not compared.
+
+    Another version of a library warns of other things, which is no fault of the page.
+    """
+    if warned := "".join(output.text for output in new if output.get("name") == "stderr"):
+        cell.warn(pytest.PytestWarning(warned))
+    if not type(cell).compare_outputs(cell, new, stored, (*cell.parent.skip_compare, "stderr")):
+        return False
+
+    words = pictures.difference(new, stored)
+    cell.comparison_traceback.append(words)
+    return not words
 
 
 class Skipped:

@@ -19,7 +19,7 @@ from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
-MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2")
+MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
 
 def configure(app, config) -> None:

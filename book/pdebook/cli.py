@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -25,9 +26,11 @@ from pdebook.ledger.sources import experiments
 from pdebook.terminal import DAMAGED, EXPECTED, MISSING, STOPPED, Group, Seeds, fail, matching, stores, table
 from pdelab import __version__
 from pdelab.datasets import cache
+from pdelab.files import check_writable
 from pdelab.training import choose_device
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch")
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
 
 
@@ -65,7 +68,7 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
         click.echo("Next: pdelab run NAME, or a pattern such as 'corners-*'")
         return
     scale, chosen = _size_and_device(scale, device)
-    wanted, known = matching(names), list(stores(folder).values())
+    wanted, known = _having(scale, names), list(stores(folder).values())
     store = known[0]
     try:
         todo = runner.jobs(wanted, scale, seeds, known, again, steps)
@@ -77,10 +80,13 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
         click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
     workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
     if todo:
+        store.check_writable()
+        check_writable(runner.folder())
         beside = f", {workers} at a time" if len(todo) > 1 else ""
-        click.echo(f"{len(todo)} to run on {chosen}{beside}; results go to {store.folder}")
+        click.echo(f"{len(todo)} to run on {chosen}{beside}{_expected(todo, workers)}; results go to {store.folder}")
 
-    options = {"device": str(chosen), "workers": workers, "progress": not quiet, "threads": threads}
+    bars = not quiet and sys.stderr.isatty()  # in a log file every turn of a bar is a line of its own
+    options = {"device": str(chosen), "workers": workers, "progress": bars, "threads": threads}
     stopped, failed, missing = [], [], []
     for job, outcome in runner.do_all(todo, store, **options):
         if isinstance(outcome, runner.Stopped):
@@ -104,14 +110,37 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
 
 
+def _having(scale: Scale, names: Sequence[str]) -> list[str]:
+    """The experiments that are meant: those named, and of those that fit a pattern the ones that have this scale."""
+    wanted = matching(names)
+    without = [name for name in wanted if name not in names and scale not in runner.find(name).scales]
+    if without:
+        click.echo(f"{len(without)} have no scale {scale} and are left out: {', '.join(without)}")
+    return [name for name in wanted if name not in without]
+
+
+def _expected(todo: Sequence[runner.Job], workers: int) -> str:
+    """How long it may take, by the times in the book's record; nothing where one is not recorded."""
+    known = {(r.experiment, r.scale): r.seconds for r in Store().survey()[0] if "cut" not in r.configuration}
+    times = [known.get((job.name, job.scale)) if job.steps is None else None for job in todo]
+    if None in times:
+        return ""
+    minutes = max(sum(times) / workers, *times) / 60
+    return f", about {minutes:.0f} min by the times recorded" if minutes >= 1 else ""
+
+
 def _size_and_device(scale: str | None, device: str) -> tuple[Scale, torch.device]:
     """What was asked for, if this machine has it."""
     try:
-        size, chosen = choose_scale(scale), choose_device(device)
+        size = choose_scale(scale)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        chosen = choose_device(device)
         torch.zeros(1, device=chosen)
     except (ValueError, RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise click.UsageError(f"{reason} (--scale {scale}, --device {device}: auto, cpu, cuda, mps)") from error
+        words = f"--device {device}: this machine has none; cpu is always there, and auto takes the best there is"
+        raise click.UsageError(words) from error
     return size, chosen
 
 
@@ -133,17 +162,23 @@ def results(name, scale, folder, as_csv) -> None:
     Yours and the book's; of one experiment yours, if there are any. A list has one value per layer, or per evaluation.
     """
     known = stores(folder)
+    surveys = {whose: store.survey(name or "*") for whose, store in known.items()}
+    damaged = [str(fault) for _, faults in surveys.values() for fault in faults.values()]
+    every = {whose: whole for whose, (whole, _) in surveys.items()}
     if name is None:
-        rows = []
-        for whose, store in known.items():
-            names = sorted({path.parent.name for path in store.folder.glob("*/*.json")})
-            rows += [(*row, whose) for one in names for row in overview(store.load(one, scale))]
+        rows = [
+            (*row, whose)
+            for whose, found in every.items()
+            for _, same in groupby(found, key=lambda r: r.experiment)
+            for row in overview([r for r in same if scale in (None, r.scale)])
+        ]
         table(rows, ("experiment", "scale", "seeds", "diverged", "cut to", "s a seed", "commit", "whose"), as_csv)
+        _tell(damaged)
         return
-    every = {whose: store.load(name) for whose, store in known.items()}
     chosen = {whose: [r for r in found if scale in (None, r.scale)] for whose, found in every.items()}
     found = next((found for found in chosen.values() if found), None)
     if not found:
+        _tell(damaged)
         there = ", ".join(dict.fromkeys(r.scale for found in every.values() for r in found))
         of = f"{name!r} at scale {scale}, only at {there}" if there else f"{name!r}"
         raise click.UsageError(f"nothing is recorded of {of}; pdelab results lists what is, pdelab run records")
@@ -159,6 +194,7 @@ def results(name, scale, folder, as_csv) -> None:
         fail(f"{name}: {error}; pdelab run {name} --again records all seeds alike", DAMAGED)
     table(rows, ("scale", "kind", "name", "mean [95 % interval] over seeds"), as_csv, cut=True)
     if as_csv:
+        _tell(damaged)
         return
     definitions = found[-1].configuration.get("definitions", {})
     if definitions:
@@ -168,6 +204,13 @@ def results(name, scale, folder, as_csv) -> None:
     hidden = [f"{n} results not shown are {whose}: --store {known[whose].folder}" for whose, n in others.items()]
     if notes := [*sorted(cuts), *hidden]:
         click.echo("\n" + "\n".join(notes))
+    _tell(damaged)
+
+
+def _tell(damaged: Sequence[str]) -> None:
+    """End with what cannot be trusted, if anything: after the good results, and with its exit code."""
+    if damaged:
+        fail("\n".join(damaged), DAMAGED)
 
 
 def overview(found: list[Result]) -> list[tuple]:
@@ -206,12 +249,12 @@ def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
     """Every claim of the papers with its verdict, printed figure and ours; with CLAIM_ID all about one."""
     try:
         outcomes = ledger.judge_all(store=Store(folder))
-    except ValueError as error:
+    except ValueError as error:  # of claims.yml
         fail(str(error), DAMAGED)
     chapters = list(ledger.by_chapter(outcomes))
     if chapter is not None and chapter not in chapters:
         raise click.UsageError(f"no claim is of the chapter {chapter!r}; there are {', '.join(chapters)}")
-    chosen = ledger.choose(outcomes, verdict, chapter)
+    chosen = ledger.those(outcomes, verdict, chapter)
     if claim_id is not None:
         claim_id = _meant(claim_id, [o.claim.id for o in outcomes])
         chosen = [o for o in chosen if o.claim.id == claim_id]
@@ -228,6 +271,7 @@ def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
         claim = chosen[0].claim
         lines = rows[0] | {"says": claim.says, "tested by": claim.protocol, "controls": claim.control}
         table([(key, value) for key, value in lines.items() if value], ("", ""))
+    _tell([f"{o.claim.id}: {o.ruling.because}" for o in chosen if o.ruling.unusable])
 
 
 def _meant(claim_id: str, known: Sequence[str]) -> str:
@@ -287,41 +331,46 @@ def verify(names) -> None:
 
 @main.command()
 def doctor() -> None:
-    """What is installed, which device, which data, and what is missing and how to get it."""
-    advice = []
-    packages = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch", "jupyterlab", "pytest")
+    """What is installed, which device, which folders and data, and what is missing and how to get it."""
+    advice, faults = [], []
     rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
-    for name in packages:
+    for name in (*PACKAGES, "jupyterlab", "pytest"):
         try:
             rows.append((name, version(name)))
         except PackageNotFoundError:
             rows.append((name, "not installed"))
-            extra = {"jupyterlab": "book", "pytest": "test"}.get(name)
-            advice.append(f"{name} is missing: pip install " + (f"'pdelab[{extra}]'" if extra else name))
+            advice.append(f"{name} is missing: pip install {name}")
     device = choose_device()
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     rows += [("device", kind), ("cores", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
-    rows += [("data folder", cache.folder())]
+
+    own = stores(None)["yours"].folder
+    for what, folder, variable in (("data", cache.folder(), "PDELAB_DATA"), ("results", own, "PDELAB_RESULTS")):
+        try:
+            check_writable(folder)
+            rows.append((f"{what} folder", folder))
+        except OSError as error:
+            rows.append((f"{what} folder", f"{folder}, not writable"))
+            faults.append(f"{error}; name another folder with {variable}")
     for entry in cache.listing():
         rows.append((f"data {entry.name}", entry.state))
         if entry.state == "missing":
             advice.append(f"{entry.name} is not here, and the book does without: pdelab data get {entry.name}")
         elif entry.state == "damaged":
-            advice.append(entry.problem)
-    faults = {}
+            faults.append(entry.problem)
     for whose, store in stores(None).items():
-        found = store.damaged()
-        faults |= found
-        number = len(list(store.folder.glob("*/*.json")))
-        rows += [(f"results, {whose}", f"{number} in {store.folder}, {len(found)} damaged")]
+        found, damaged = store.survey()
+        rows.append((f"results, {whose}", f"{len(found)} in {store.folder}, {len(damaged)} damaged"))
+        faults += map(str, damaged.values())
     try:
-        rows += [("scale", choose_scale())]
+        rows.append(("scale", choose_scale()))
     except ValueError as error:
-        rows += [("scale", "not understood")]
+        rows.append(("scale", "not understood"))
         advice.append(str(error))
+
     table(rows, ("what", "found"))
-    click.echo("\n".join(f"- {line}" for line in [*advice, *faults.values()]) or "Nothing is missing.")
-    if faults or any("damaged" in str(row[1]) and row[0].startswith("data ") for row in rows):
+    click.echo("\n".join(f"- {line}" for line in [*advice, *faults]) or "Nothing is missing.")
+    if faults:
         sys.exit(DAMAGED)
 
 

@@ -19,6 +19,7 @@ from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 
 DAMAGED, MISSING, STOPPED = 1, 3, 130  # exit codes
+MOST_SEEDS = 10_000  # a slip of the hand, such as a year, must not fill the memory with jobs
 EXPECTED = (DamagedResult, RefusedCheckpoint, UnusableFolder, cache.DataDamaged, runner.Killed, OSError)
 
 
@@ -88,9 +89,10 @@ class Seeds(click.ParamType):
             parts = [int(part) for part in str(value).removesuffix(",").split(",")]
         except ValueError:
             self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
-        seeds = parts if "," in str(value) else list(range(parts[0]))
-        if not seeds or min(seeds) < 0:
-            self.fail(f"{value!r} names no seed; use a number of at least 1, or a list of seeds from 0")
+        several = "," in str(value)
+        if min(parts) < (0 if several else 1) or (not several and parts[0] > MOST_SEEDS):
+            self.fail(f"{value!r} must be a number of seeds, 1 to {MOST_SEEDS}, or a list of seeds from 0")
+        seeds = parts if several else range(parts[0])
         return list(dict.fromkeys(seeds))
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pdelab.field import Mask
-from pdelab.options import choose
+from pdelab.field import Mask, described
+from pdelab.options import choose, instance, whole
 from pdelab.seeds import stream
 
 
@@ -31,8 +31,10 @@ class Examples:
         for name, value in vars(self).items():
             if not isinstance(value, Tensor) and (name != "mask" or value is not None):
                 raise ValueError(f"{name} must be a torch.Tensor, try torch.as_tensor(…); not {type(value).__name__}")
-        if self.y.is_floating_point() or self.y.ndim not in (1, 2):
-            given = f"{self.y.dtype} {tuple(self.y.shape)}"
+        if self.x.ndim not in (2, 3) or self.x.is_complex() or self.x.dtype == torch.bool:
+            raise ValueError(f"x must be (example, token) or (example, token, feature); not {described(self.x)}")
+        if self.y.is_floating_point() or self.y.is_complex() or self.y.ndim not in (1, 2):
+            given = described(self.y)
             raise ValueError(f"y must be whole numbers (example,) or (example, token), no one-hot; not {given}")
         if self.mask is not None and self.mask.dtype != torch.bool:
             raise ValueError(f"mask must be bool, True where a token is real; not {self.mask.dtype}")
@@ -41,6 +43,8 @@ class Examples:
             raise ValueError(f"x, y and mask must have one row per example, and mask one entry per token; not {shapes}")
         # once, where data are made; on a GPU every batch would wait for the answer
         on_cpu = self.mask is not None and self.mask.device.type == "cpu"
+        if on_cpu and not self.mask.any(dim=1).all():
+            raise ValueError("mask must leave every sequence a real token; drop a sequence that has none")
         if on_cpu and (~self.mask[:, :-1] & self.mask[:, 1:]).any():
             raise ValueError("mask must be True up to a sequence's length and False after it: padding is at the end")
 
@@ -70,6 +74,7 @@ class Examples:
 
     def batches(self, size: int) -> Iterator["Examples"]:
         """All examples in order, `size` at a time; the last batch may be smaller."""
+        size = whole("size", size, most=2**63)
         for start in range(0, len(self), size):
             yield self.take(slice(start, start + size))
 
@@ -80,11 +85,11 @@ def shuffled_batches(examples: Examples, size: int, seed: int, epoch: int) -> li
     Where examples differ in length, those of a batch are chosen from 16 batches' worth sorted by length: less padding,
     and still another mixture in every epoch.
     """
-    if size > len(examples):
-        raise ValueError(f"batch must be at most the {len(examples)} examples there are; not {size}")
-    generator = stream(seed, "batches", epoch)
-    whole = len(examples) // size * size  # what is left over is left out before lengths are looked at
-    order = torch.randperm(len(examples), generator=generator)[:whole]
+    if whole("size", size, most=2**63) > len(instance("examples", examples, Examples)):
+        raise ValueError(f"size of a batch must be at most the {len(examples)} examples there are; not {size}")
+    generator = stream(seed, "batches", whole("epoch", epoch, 0, 10**12))
+    full = len(examples) // size * size  # what is left over is left out before lengths are looked at
+    order = torch.randperm(len(examples), generator=generator)[:full]
     if examples.mask is not None:
         length = examples.mask.sum(dim=1)
         order = torch.cat([pool[length[pool].argsort(stable=True)] for pool in order.split(16 * size)])
@@ -109,6 +114,11 @@ class Dataset:
     symbols: int | None = None
 
     def __post_init__(self):
+        instance("train", self.train, Examples)
+        instance("test", self.test, Examples)
+        whole("classes", self.classes)
+        if self.symbols is not None:
+            whole("symbols", self.symbols)
         choose("source", self.source, ("own", "built in", "synthetic", "generated", "public"))
 
     @property
@@ -123,7 +133,7 @@ class Dataset:
 
 def majority(data: Dataset) -> float:
     """The share of test answers that equal the commonest training answer: what knowing nothing scores."""
-    commonest = _answers(data.train).bincount().argmax()
+    commonest = _answers(instance("data", data, Dataset).train).bincount().argmax()
     return (_answers(data.test) == commonest).double().mean().item()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.datasets.cache import fetch
-from pdelab.options import choose
+from pdelab.options import choose, instance, whole
 from pdelab.seeds import stream
 
 NAMES = ("synthetic-characters", "tinyshakespeare")
@@ -65,7 +65,7 @@ def least_loss(length: int) -> float:
 
     At the first token it knows one symbol only, so it pays H(b | a) = H(ab) − H(a) there and h at each of the others.
     """
-    _check_length(length)
+    whole("length", length)
     pi = stationary()
     first = entropy(pi.flatten()) - entropy(pi.sum(dim=1))
     return (first.item() + (length - 1) * entropy_rate()) / length
@@ -73,6 +73,9 @@ def least_loss(length: int) -> float:
 
 def sample(count: int, length: int, generator: torch.Generator) -> Tensor:
     """`count` stretches of `length` symbols, each starting anywhere in the endless text: (example, token)."""
+
+    count, length = whole("count", count), whole("length", length)
+    instance("generator", generator, torch.Generator)
 
     def uniform() -> Tensor:
         return torch.rand(count, generator=generator, dtype=torch.float64)
@@ -89,11 +92,6 @@ def sample(count: int, length: int, generator: torch.Generator) -> Tensor:
     return torch.stack(text[:length], dim=1)
 
 
-def _check_length(length: int) -> None:
-    if not isinstance(length, int) or length < 1:
-        raise ValueError(f"length must be a whole number of at least 1 symbol; not {length!r}")
-
-
 def _windows(text: Tensor) -> Examples:
     """(example, token + 1) → x without the last symbol, y without the first."""
     return Examples(text[:, :-1].contiguous(), text[:, 1:].contiguous())
@@ -101,10 +99,9 @@ def _windows(text: Tensor) -> Examples:
 
 def synthetic(train: int = 4_000, test: int = 1_000, length: int = 64, seed: int = 0) -> Dataset:
     """Windows of the Markov text; the rule is always the same one, the seed chooses the text."""
-    _check_length(length)
-    for name, value in (("train", train), ("test", test)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1; not {value!r}")
+    whole("length", length)
+    whole("train", train)
+    whole("test", test)
     name = "synthetic-characters"
     parts = (
         _windows(sample(n, length + 1, stream(seed, name, part))) for part, n in (("train", train), ("test", test))
@@ -117,7 +114,7 @@ def shakespeare(length: int = 128) -> Dataset:
 
     Characters are numbered in the order of their codes.
     """
-    _check_length(length)
+    whole("length", length)
     path = fetch("tinyshakespeare/input.txt")
     text = path.read_text(encoding="utf-8")
     alphabet = sorted(set(text))

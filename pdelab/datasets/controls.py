@@ -5,6 +5,7 @@ import torch
 
 from pdelab.datasets import listops, texts
 from pdelab.datasets.base import Dataset, Examples, majority
+from pdelab.options import instance
 
 
 def of(data: Dataset) -> dict[str, float]:
@@ -16,7 +17,7 @@ def of(data: Dataset) -> dict[str, float]:
     the synthetic topics the exact Bayes rule, which nothing beats on average; for next symbols `previous`, the
     commonest after the last one.
     """
-    if data.name in listops.GRAMMARS:
+    if instance("data", data, Dataset).name in listops.GRAMMARS:
         return listops.controls(data)
     found = {"majority": majority(data)}
     if data.train.y.ndim == 2:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.datasets.cache import DataDamaged, fetch
-from pdelab.options import choose
+from pdelab.field import described
+from pdelab.options import choose, whole
 from pdelab.seeds import stream
 
 PATCH = 4  # the side of a patch of MNIST, in pixels
@@ -39,6 +40,9 @@ def rows(images: Tensor) -> Tensor:
 
 def patches(images: Tensor, side: int = PATCH) -> Tensor:
     """(example, row, column) → (example, patch, side²): squares from left to right, top to bottom, each row by row."""
+    if not isinstance(images, Tensor) or images.ndim != 3:
+        raise ValueError(f"images must be a tensor (example, row, column); not {described(images)}")
+    side = whole("side", side)
     n, height, width = images.shape
     if height % side or width % side:
         raise ValueError(f"side must divide the image, {height} × {width}; not {side}")
@@ -110,7 +114,6 @@ def load(name: str, *, test: int | None = None) -> Dataset:
     source = "built in" if origin == "digits" else "public"
     tested = Examples(tokens(held), y_held)
     if test is not None:
-        if not isinstance(test, int) or not 1 <= test <= len(tested):
-            raise ValueError(f"test must be a whole number from 1 to {len(tested)}; not {test!r}")
+        test = whole("test", test, most=len(tested))
         tested = tested.take(torch.arange(test) * len(tested) // test)
     return Dataset(name, source, Examples(tokens(train), y_train), tested, classes=10)

@@ -22,6 +22,7 @@ from torch import Tensor
 from pdelab.datasets.base import Dataset, Examples, majority
 from pdelab.datasets.listops_grammar import GRAMMARS, Grammar, acceptance, grammar_named, length_law, mean_length
 from pdelab.datasets.listops_text import OPERATORS, SYMBOLS, evaluate, read_tsv, to_text
+from pdelab.options import choose, instance, seed_of, whole
 from pdelab.seeds import derive
 
 __all__ = ["GRAMMARS", "OPERATORS", "SYMBOLS", "Grammar", "acceptance", "controls", "evaluate", "features", "generate"]
@@ -197,8 +198,7 @@ def generate(grammar: Grammar | str, count: int, seed: int) -> Examples:
     ['[SM [MAX 4 5 ] [MED 7 1 ] ]', '[SM 8 [MIN 1 8 ] ]']
     """
     grammar = grammar_named(grammar)
-    if count < 1:
-        raise ValueError(f"count must be at least 1 example; not {count}")
+    count, seed = whole("count", count), seed_of(seed)
     if acceptance(grammar) < 1e-6:
         raise ValueError(
             f"grammar {grammar.name!r} accepts less than one tree in a million; "
@@ -225,6 +225,8 @@ def seen(train: Examples, test: Examples) -> Tensor:
     Rows are compared by h = Σ_j m_j x_j modulo 2⁶⁴ with fixed random m_j. Equal rows have equal h, so none of them is
     missed; of a hundred million pairs of different rows one is mistaken for equal with probability below 1e-10.
     """
+    instance("train", train, Examples)
+    instance("test", test, Examples)
     factors = np.random.PCG64(0).random_raw(max(train.x.shape[1], test.x.shape[1]))
 
     def hashes(examples: Examples) -> np.ndarray:
@@ -240,12 +242,11 @@ def load(name: str = "listops-32-nosm", train: int | None = None, test: int = 20
     train: 96,000 for the Arena's and 20,000 for the others unless told. A test example that training has is replaced
     by the next one of the test stream, so short trees are rarer in the test set than in training.
     """
-    grammar = grammar_named(name)
+    grammar = choose("name", name, GRAMMARS)
     if train is None:
-        train = 96_000 if "arena" in name else 20_000
-    for argument, size in (("train", train), ("test", test)):
-        if size < 1:
-            raise ValueError(f"{argument} must be at least 1 example; not {size}")
+        train = 96_000 if "arena" in grammar.name else 20_000
+    whole("train", train)
+    whole("test", test)
     known = generate(grammar, train, derive(seed, "train"))
     drawn = test
     while True:
@@ -264,7 +265,7 @@ def features(x: Tensor) -> np.ndarray:
     How often each symbol occurs, the length, the root, the number of nested arguments of the root; of the root's own
     digits how often each occurs, their number, smallest, largest, median and sum modulo 10.
     """
-    return np.concatenate([_features(part.numpy()) for part in x.split(4096)])
+    return np.concatenate([_features(part.numpy()) for part in instance("x", x, Tensor).split(4096)])
 
 
 def _features(x: np.ndarray) -> np.ndarray:
@@ -300,6 +301,7 @@ def controls(data: Dataset) -> dict[str, float]:
     # scikit-learn takes as long to import as torch, and nothing else here needs it
     from sklearn.ensemble import HistGradientBoostingClassifier
 
+    instance("data", data, Dataset)
     answers = np.zeros((len(SYMBOLS), data.classes), dtype=np.int64)
     np.add.at(answers, (data.train.x[:, 0].numpy(), data.train.y.numpy()), 1)
     by_root = torch.from_numpy(answers.argmax(axis=1))[data.test.x[:, 0].long()]

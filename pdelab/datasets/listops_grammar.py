@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from pdelab.datasets.listops_text import OPERATORS
+from pdelab.options import choose, instance, number, whole
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Grammar:
     def __post_init__(self):
         if not isinstance(self.operators, tuple) or not self.operators or not set(self.operators) <= set(OPERATORS):
             raise ValueError(f"operators must be a tuple of some of {', '.join(OPERATORS)}; not {self.operators!r}")
-        if self.max_depth < 1:
-            raise ValueError(f"max_depth must be at least 1, a digit alone; not {self.max_depth}")
-        if not 2 <= self.max_arguments <= 31:
-            raise ValueError(f"max_arguments must be from 2 to 31, what six bits can rank; not {self.max_arguments}")
-        if not 0 < self.probability < 1:
+        whole("max_depth", self.max_depth)  # 1: a digit alone
+        whole("max_arguments", self.max_arguments, 2, 31)  # what six bits can rank
+        for name, least in (("min_length", 0), ("max_length", 1)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least)
+        if not 0 < number("probability", self.probability) < 1:
             raise ValueError(f"probability must lie between 0 and 1; not {self.probability}")
 
     def accepts(self, length: np.ndarray) -> np.ndarray:
@@ -59,9 +61,7 @@ GRAMMARS = _with_and_without_sum(
 def grammar_named(grammar: Grammar | str) -> Grammar:
     if isinstance(grammar, Grammar):
         return grammar
-    if grammar not in GRAMMARS:
-        raise ValueError(f"grammar must be a Grammar or one of {', '.join(sorted(GRAMMARS))}; not {grammar!r}")
-    return GRAMMARS[grammar]
+    return choose("grammar", grammar, GRAMMARS)
 
 
 @lru_cache(maxsize=32)
@@ -80,7 +80,7 @@ def length_law(grammar: Grammar) -> tuple[np.ndarray, float]:
     >>> p.round(12).tolist(), round(rest, 12)
     ([0.0, 0.75, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0], 0.0)
     """
-    size = 8 if grammar.max_length is None else max(2, grammar.max_length)
+    size = 8 if instance("grammar", grammar, Grammar).max_length is None else max(2, grammar.max_length)
     while True:
         p = _law(grammar, size)
         rest = max(0.0, 1 - p.sum())

@@ -24,7 +24,9 @@ def to_text(row: Tensor | np.ndarray, parentheses: bool = False) -> str:
     >>> to_text(row, parentheses=True)
     '( ( ( [MAX 2 ) 9 ) ] )'
     """
-    ids = [int(i) for i in row.tolist()]
+    if not isinstance(row, Tensor | np.ndarray) or row.ndim != 1 or "int" not in str(row.dtype):
+        raise ValueError(f"row must be a row of x, whole numbers (token,); not {row!r}")
+    ids = row.tolist()
     if not all(0 <= i < len(SYMBOLS) for i in ids):
         raise ValueError(f"row must hold symbols 0 to {len(SYMBOLS) - 1}; it has {min(ids)} to {max(ids)}")
     tokens = [SYMBOLS[i] for i in ids if i]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.datasets.cache import DataDamaged, fetch
-from pdelab.options import choose
+from pdelab.options import choose, instance, number, whole
 from pdelab.seeds import stream
 
 NAMES = ("newsgroups", "synthetic-topics")
@@ -45,11 +45,12 @@ def tokenise(text: str) -> list[str]:
     >>> tokenise("Re: it's NASA's 2nd.")
     ['re', 'it', 's', 'nasa', 's', '2nd']
     """
-    return re.findall(r"[a-z0-9]+", text.lower())
+    return re.findall(r"[a-z0-9]+", instance("text", text, str).lower())
 
 
 def vocabulary(texts: Iterable[list[str]], words: int) -> dict[str, int]:
     """The most frequent words, numbered from 2 in order of frequency; among equals the alphabet decides."""
+    words = whole("words", words)
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[:words]
     return {word: number for number, word in enumerate(ranked, start=2)}
@@ -60,16 +61,13 @@ def encode(texts: list[list[str]], numbers: dict[str, int], length: int) -> tupl
 
     A text without a word becomes one unknown word, so that every sequence has a real token.
     """
+    length = whole("length", length)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, list) for text in texts):
+        raise ValueError(f"texts must be at least one list of words; not {texts!r:.80}")
     coded = [[numbers.get(word, UNKNOWN) for word in text[:length]] or [UNKNOWN] for text in texts]
     longest = max(map(len, coded))
     x = torch.tensor([code + [PADDING] * (longest - len(code)) for code in coded])
     return x, x != PADDING
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1; not {value!r}")
 
 
 def read_posts(path: Path) -> dict[str, list[tuple[str, str]]]:
@@ -103,7 +101,7 @@ def body(post: str) -> str:
     The header ends at the first empty line. The signature is what follows the last line of nothing but hyphens or
     spaces; a post without such a line is kept whole.
     """
-    text = post.partition("\n\n")[2]
+    text = instance("post", post, str).partition("\n\n")[2]
     lines = text.strip().split("\n")
     signature = max((i for i, line in enumerate(lines) if not line.strip().strip("-")), default=0)
     kept = lines[:signature] if signature else text.split("\n")
@@ -115,7 +113,8 @@ def newsgroups(length: int = 256, words: int = 10_000) -> Dataset:
 
     Posts stand in the order of the sha256 of their bodies: mixed, and the same in whatever order the file has them.
     """
-    _check_counts(length=length, words=words)
+    whole("length", length)
+    whole("words", words)
     posts = read_posts(fetch("newsgroups/20news-bydate.tar.gz"))
     groups = sorted({group for some in posts.values() for _, group in some})
     parts, answers = [], []
@@ -144,8 +143,7 @@ def topics_information(share: float = SHARE) -> float:
     >>> topics_information(share=0.0), topics_information(share=1.0) == math.log(20)
     (0.0, True)
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie between 0 and 1; not {share}")
+    number("share", share, 0, 1)
     own, other = share / BLOCK + (1 - share) / WORDS, (1 - share) / WORDS
     mean = share / (TOPICS * BLOCK) + (1 - share) / WORDS
     told = BLOCK * own * math.log(own / mean)
@@ -167,7 +165,8 @@ def _topics(count: int, generator: torch.Generator) -> Examples:
 
 def topics(train: int = 8_000, test: int = 2_000, seed: int = 0) -> Dataset:
     """Synthetic documents; word w is the symbol w + 1, and the block of topic c the words 10c to 10c + 9."""
-    _check_counts(train=train, test=test)
+    whole("train", train)
+    whole("test", test)
     parts = (_topics(n, stream(seed, "synthetic-topics", part)) for part, n in (("train", train), ("test", test)))
     return Dataset("synthetic-topics", "synthetic", *parts, classes=TOPICS, symbols=WORDS + 1)
 
@@ -178,7 +177,7 @@ def topics_bayes(data: Dataset) -> float:
     ln p(words | c) = n_c ln(p_own/p_other) + const with n_c the words from the block of c, and all topics are equally
     likely beforehand: the rule names the topic with the most words. Topics that tie share the point.
     """
-    if data.name != "synthetic-topics":
+    if instance("data", data, Dataset).name != "synthetic-topics":
         raise ValueError(f"data must be synthetic-topics, whose rule is known; not {data.name}")
     x, y = data.test.x, data.test.y
     block = torch.where((x != PADDING) & (x <= TOPICS * BLOCK), (x - 1) // BLOCK, TOPICS)  # TOPICS: no block

@@ -6,6 +6,8 @@ tokens, examples or runs, as long as all three are means over the same: stacked,
 
 import math
 
+from pdelab.options import number
+
 
 def third_cosine(a: float, b: float, slack: float = 0.0) -> tuple[float, float]:
     """The least and the largest ⟨x, z⟩ with ⟨x, y⟩ = a and ⟨y, z⟩ = b: ab ∓ √(1 − a²)√(1 − b²).
@@ -15,8 +17,9 @@ def third_cosine(a: float, b: float, slack: float = 0.0) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in third_cosine(0.6, 0.8)]
     [0.0, 0.96]
     """
-    if not (-1 <= a <= 1 and -1 <= b <= 1 and slack >= 0):
-        raise ValueError(f"a and b must be cosines and slack not negative; not {a}, {b} and {slack}")
+    number("a", a, -1, 1)
+    number("b", b, -1, 1)
+    number("slack", slack, 0)
     (a0, a1), (b0, b1) = (
         [math.acos(min(1.0, max(-1.0, value))) for value in (cosine + slack, cosine - slack)] for cosine in (a, b)
     )

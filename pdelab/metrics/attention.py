@@ -9,7 +9,7 @@ For one value per layer of a run: per_layer(entropy, run, of="attention").
 import torch
 from torch import Tensor
 
-from pdelab.field import Mask, check_mask
+from pdelab.field import Mask, check_mask, described
 from pdelab.metrics.base import mean_where, precise
 from pdelab.options import choose
 
@@ -46,7 +46,7 @@ def uniform(P: Tensor, mask: Mask | None = None, *, causal: bool = False) -> Ten
     >>> uniform(torch.eye(2).reshape(1, 1, 2, 2), causal=True).tolist()
     [[[[1.0, 0.0], [0.5, 0.5]]]]
     """
-    _check_shape(P, mask, "P")
+    check_maps(P, mask, "P")
     seen = _real(P, mask)
     if causal:
         seen = seen & seen.new_ones(P.shape[-2:]).tril()
@@ -61,10 +61,10 @@ def _real(P: Tensor, mask: Mask | None) -> Tensor:
     return (mask.unsqueeze(2) & mask.unsqueeze(1)).unsqueeze(1)
 
 
-def _check_shape(P: Tensor, mask: Mask | None, name: str) -> None:
+def check_maps(P: Tensor, mask: Mask | None, name: str = "P") -> None:
+    """Refuse what are no maps (batch, head, token, token) of floats; whether rows sum to 1 is not asked."""
     if not isinstance(P, Tensor) or P.ndim != 4 or P.shape[2] != P.shape[3] or 0 in P.shape:
-        given = tuple(P.shape) if isinstance(P, Tensor) else type(P).__name__
-        raise ValueError(f"{name} must have shape (batch, head, token, token), none of them 0; not {given}")
+        raise ValueError(f"{name} must have shape (batch, head, token, token), none of them 0; not {described(P)}")
     if not P.is_floating_point():
         raise ValueError(f"{name} must hold floating-point numbers, not {P.dtype}")
     check_mask(mask, P[:, 0])
@@ -73,7 +73,7 @@ def _check_shape(P: Tensor, mask: Mask | None, name: str) -> None:
 def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
     """P with zeros where there is padding, in float32 at least; ValueError if a row is no distribution."""
     choose("heads", heads, ("each", "mean"))
-    _check_shape(P, mask, name)
+    check_maps(P, mask, name)
     tolerance = max(1e-5, 4 * torch.finfo(P.dtype).eps)  # a row of half precision sums to one so far only
     half = P.dtype in (torch.float16, torch.bfloat16)
     P = precise(torch.where(_real(P, mask), P, torch.zeros_like(P)))

@@ -9,29 +9,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pdelab.field import Field, Mask, check_field, check_mask, first_token, keep_real
-from pdelab.options import choose
+from pdelab.field import Field, Mask, check_field, described, first_token, precise
+from pdelab.options import choose, function, instance
 from pdelab.solver import Trajectory
-
-
-def precise(x: Tensor) -> Tensor:
-    """x in float32 at least: sums over a few hundred numbers are wrong in half precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def clean(u: Field, mask: Mask | None = None, name: str = "u") -> Field:
     """u with zeros where no token is, in float32 at least; ValueError if it is no finite field."""
-    if isinstance(u, Tensor) and u.ndim == 3:
-        check_mask(mask, u)
-        u = keep_real(u, mask)
-    check_field(u, name)
-    return precise(u)
+    return precise(check_field(u, name, mask=mask))
 
 
 def clean_pair(u: Field, v: Field, mask: Mask | None = None, same_width: bool = True) -> tuple[Field, Field]:
     u, compared = clean(u, mask), 3 if same_width else 2
-    if isinstance(v, Tensor) and v.shape[:compared] != u.shape[:compared]:
+    if isinstance(v, Tensor) and v.ndim == 3 and 0 not in v.shape and v.shape[:compared] != u.shape[:compared]:
         raise ValueError(f"v must have the shape of u, {tuple(u.shape)}; not {tuple(v.shape)}")
+    if isinstance(v, Tensor) and v.device != u.device:
+        raise ValueError(f"v must be on the device of u, {u.device}; not {v.device}")
     v = clean(v, mask, "v")
     dtype = torch.promote_types(u.dtype, v.dtype)
     return u.to(dtype), v.to(dtype)
@@ -95,24 +88,31 @@ def per_layer(
     [1.0, 0.25, 0.0625]
     """
     choose("of", of, ("states", "attention"))
+    function("metric", metric)
     first = _tensors(run, of, "run")
     with torch.no_grad():
         if other is None:
-            return torch.stack([metric(u, mask=run.mask, **options) for u in first])
+            return stacked([metric(u, mask=run.mask, **options) for u in first])
         if isinstance(other, Tensor):
-            return torch.stack([metric(u, other, mask=run.mask, **options) for u in first])
+            return stacked([metric(u, other, mask=run.mask, **options) for u in first])
         second = _tensors(other, of, "other")
         if len(first) != len(second):
             raise ValueError(f"other must have as many {of} as run: {len(first)} in run, {len(second)} in other")
         if not _same(run.mask, other.mask):
             raise ValueError("other must have the same mask as run, or tokens would be compared with padding")
-        return torch.stack([metric(u, v, mask=run.mask, **options) for u, v in zip(first, second, strict=True)])
+        return stacked([metric(u, v, mask=run.mask, **options) for u, v in zip(first, second, strict=True)])
+
+
+def stacked(values: list[Tensor]) -> Tensor:
+    """The values of a metric, one a layer, if they are what a metric gives."""
+    for value in values:
+        if not isinstance(value, Tensor) or value.shape != values[0].shape:
+            raise ValueError(f"metric must give a tensor, of one shape at every layer; not {described(value)}")
+    return torch.stack(values)
 
 
 def _tensors(run: Trajectory, of: str, name: str) -> tuple[Tensor, ...]:
-    if not isinstance(run, Trajectory):
-        raise ValueError(f"{name} must be a Trajectory, as solve gives it; not {type(run).__name__}")
-    tensors = getattr(run, of)
+    tensors = getattr(instance(name, run, Trajectory), of)
     if tensors is None:
         raise ValueError(f"{name} holds no attention maps; make it with attention=True, or give them to Trajectory.of")
     if not all(isinstance(x, Tensor) for x in tensors):

@@ -9,8 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from pdelab.field import Mask, check_mask, keep_real, positions
-from pdelab.options import choose
+from pdelab.field import Mask, check_mask, described, keep_real, positions, precise
+from pdelab.metrics.attention import check_maps
+from pdelab.options import choose, whole
 
 READINGS = ("moment", "weights", "constant")
 
@@ -20,7 +21,7 @@ def diffusion_matrix(J: Tensor, mask: Mask | None = None) -> Tensor:
 
     The coefficient of w'' in the response of the map to a small smooth w(x): Σ_j J_ij w(x_j) = M₀w + M₁w' + Dw'' + …
     """
-    _check_jacobian(J, mask)
+    J = _jacobian(J, mask)
     squares = _offsets(J[:, :, :, 0, 0], mask) ** 2 / 2  # (batch, token, token)
     if mask is not None:  # 0 times a NaN that stands at padding is NaN
         J = torch.where(_both(mask)[:, :, None, :, None], J, torch.zeros_like(J))
@@ -34,19 +35,20 @@ def diffusivity(J: Tensor, mask: Mask | None = None) -> Tensor:
     >>> diffusivity(mean_of_two).tolist()
     [[0.0625, 0.0625]]
     """
-    _check_jacobian(J, mask)
     return diffusion_matrix(J, mask).diagonal(dim1=2, dim2=3).mean(-1)
 
 
 def block_traces(J: Tensor) -> Tensor:
     """(1/d) tr J_ij: (batch, token, token)."""
-    _check_jacobian(J)
+    J = _jacobian(J)
     return J.diagonal(dim1=2, dim2=4).mean(-1)
 
 
 def largest_off_diagonal(J: Tensor) -> Tensor:
     """max_{i≠j} |J_ij|, the largest entry of a block between two different tokens: 0 for a map of each token alone."""
-    _check_jacobian(J)
+    J = _jacobian(J)
+    if not J.is_meta and not torch.isfinite(J).all():
+        raise ValueError("J must be finite; it holds NaN or infinite values")
     apart = ~torch.eye(J.shape[1], dtype=torch.bool, device=J.device)
     blocks = J.abs().amax(dim=(2, 4))  # (batch, token, token)
     return torch.where(apart, blocks, torch.zeros_like(blocks)).amax()
@@ -58,7 +60,8 @@ def symbol(J: Tensor) -> Tensor:
     Flat in k for a map of each token alone; e^{−½m₂(2πk)²} for averaging with a Gaussian of variance m₂ on a periodic
     domain. The real part counts for damping; a shift turns the phase.
     """
-    n, traces = J.shape[1], block_traces(J)
+    traces = block_traces(J)
+    n = traces.shape[1]
     k = torch.arange(n, device=J.device, dtype=traces.dtype)
     waves = torch.exp(2j * math.pi * k.unsqueeze(1) * k / n)  # (k, token); the shift by ½ cancels
     return torch.einsum("ki,bij,kj->bk", waves.conj(), traces.to(waves.dtype), waves) / n
@@ -66,16 +69,10 @@ def symbol(J: Tensor) -> Tensor:
 
 def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = False) -> Tensor:
     """m_k(x_i) = Σ_j P_ij (x_j − x_i)^k, with |x_j − x_i|^k if absolute: (batch, head, token), zero at padding."""
-    if not isinstance(P, Tensor) or P.ndim != 4 or P.shape[2] != P.shape[3] or 0 in P.shape:
-        given = tuple(P.shape) if isinstance(P, Tensor) else type(P).__name__
-        raise ValueError(f"P must have shape (batch, head, token, token), none of them 0; not {given}")
-    if order < 0:
-        raise ValueError(f"order must be a whole number of at least 0; not {order}")
-    check_mask(mask, P[:, 0])
+    order = whole("order", order, 0)
+    P = _maps(P, mask)
     r = _offsets(P[:, 0], mask)
     power = (r.abs() if absolute else r) ** order
-    if mask is not None:
-        P = torch.where(_both(mask).unsqueeze(1), P, torch.zeros_like(P))
     return (P * power.unsqueeze(1)).sum(-1)
 
 
@@ -84,8 +81,11 @@ def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = 
 
 def position_slope(places: Tensor) -> Tensor:
     """|∂_x P(x_i)|² of a table P (token, feature) by central differences, one-sided at both ends: (token,)."""
-    if not isinstance(places, Tensor) or places.ndim != 2 or len(places) < 2:
-        raise ValueError("places must be a table (token, feature) of at least two tokens")
+    shaped = isinstance(places, Tensor) and places.ndim == 2 and len(places) > 1 and places.shape[1]
+    if not shaped or not places.is_floating_point() or not (places.is_meta or torch.isfinite(places).all()):
+        raise ValueError(
+            f"places must be a finite table (token, feature) of at least two tokens; not {described(places)}"
+        )
     (slope,) = torch.gradient(places, spacing=1 / len(places), dim=0)
     return slope.square().sum(-1)
 
@@ -100,11 +100,11 @@ def attention_variance(P: Tensor, reading: str = "moment", mask: Mask | None = N
     second = moment(P, 2, mask).mean(dim=1)
     if reading == "moment":
         return second
-    real = torch.ones_like(second) if mask is None else mask.to(P.dtype)
+    real = torch.ones_like(second) if mask is None else mask.to(second.dtype)
     if reading == "constant":
         return real
     n = real.sum(dim=1).reshape(-1, 1, 1)
-    P = P if mask is None else torch.where(_both(mask).unsqueeze(1), P, torch.zeros_like(P))
+    P = _maps(P, mask)
     return real * (P.square().sum(-1) / n - (P.sum(-1) / n) ** 2).mean(dim=1)
 
 
@@ -115,7 +115,8 @@ def printed_diffusivity(
 
     places: P(x_i), (token, feature). J: the Jacobian of the feed-forward network. P: attention weights.
     """
-    _check_jacobian(J, mask)
+    J = _jacobian(J, mask)
+    position_slope(places)
     if len(places) != J.shape[1]:
         raise ValueError(f"places must have {J.shape[1]} tokens, as J has; not {len(places)}")
     trace = J.shape[2] * block_traces(J).diagonal(dim1=1, dim2=2)
@@ -138,6 +139,13 @@ def _slopes(places: Tensor, mask: Mask | None, J: Tensor) -> Tensor:
     return found
 
 
+def _maps(P: Tensor, mask: Mask | None) -> Tensor:
+    """P in float32 at least, zero where query or key is padding."""
+    check_maps(P, mask)
+    P = precise(P)
+    return P if mask is None else torch.where(_both(mask).unsqueeze(1), P, torch.zeros_like(P))
+
+
 def _offsets(like: Tensor, mask: Mask | None) -> Tensor:
     """x_j − x_i, and 0 where i or j is padding: (batch, i, j). `like`: any (batch, token, …) of the dtype wanted."""
     x = positions(like, mask)
@@ -150,10 +158,12 @@ def _both(mask: Mask) -> Tensor:
     return mask.unsqueeze(1) & mask.unsqueeze(2)
 
 
-def _check_jacobian(J: Tensor, mask: Mask | None = None) -> None:
-    if not isinstance(J, Tensor) or J.ndim != 5 or J.shape[1:3] != J.shape[3:5] or 0 in J.shape:
-        given = tuple(J.shape) if isinstance(J, Tensor) else type(J).__name__
+def _jacobian(J: Tensor, mask: Mask | None = None) -> Tensor:
+    """J in float32 at least."""
+    shaped = isinstance(J, Tensor) and J.ndim == 5 and J.shape[1:3] == J.shape[3:5] and 0 not in J.shape
+    if not shaped or not J.is_floating_point():
         raise ValueError(
-            f"J must have shape (batch, token, feature, token, feature), as jacobian gives it; not {given}"
+            f"J must have shape (batch, token, feature, token, feature), as jacobian gives it; not {described(J)}"
         )
     check_mask(mask, J[:, :, :, 0, 0])
+    return precise(J)

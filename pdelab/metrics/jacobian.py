@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pdelab.field import Field, check_field
+from pdelab.field import Field, check_field, same_shape
 from pdelab.metrics.base import norm, precise
+from pdelab.options import function, seed_of, whole
 
 Map = Callable[[Field], Field]
 
@@ -55,6 +56,8 @@ def logarithmic_norm(f: Map, u: Field) -> Tensor:
 def derivative(f: Map, u: Field, direction: Field) -> Field:
     """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature)."""
     check_field(u)
+    check_field(direction, "direction")
+    same_shape(direction, u, "direction")
     with sdpa_kernel(SDPBackend.MATH):
         return jvp(lambda v: _same_shape(f, v), (u.detach(),), (direction.detach(),))[1].detach()
 
@@ -69,8 +72,7 @@ def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
     3.0
     """
     check_field(u)
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1; not {steps}")
+    steps, seed = whole("steps", steps), seed_of(seed)
     u = u.detach()
     # drawn on the CPU, so that the start is the same on every device
     start = torch.randn(u.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -85,11 +87,7 @@ def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
 
 
 def _same_shape(f: Map, u: Field) -> Field:
-    value = f(u)
-    if not isinstance(value, Tensor) or value.shape != u.shape:
-        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"f must give a field in the shape of u, {tuple(u.shape)}; it gave {given}")
-    return value
+    return same_shape(function("f", f)(u), u)
 
 
 def _unit(v: Field) -> Field:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, keep_real
-from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, per_layer, real_places
-from pdelab.options import choose
+from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, per_layer, real_places, stacked
+from pdelab.options import choose, function, instance
 from pdelab.solver import Trajectory
 
 CENTRES = ("none", "all", "position")
@@ -90,15 +90,16 @@ def fidelity(run: Trajectory, metric: Callable[..., Tensor] = cosine, **options)
     and fidelity(run, centre="position") leaves out what a position has in common. The ρ of P2 theorem 3.4 is the cosine
     of whole states: fidelity(run, over="state").
     """
-    return per_layer(metric, run, run.states[0] if isinstance(run, Trajectory) else None, **options)
+    return per_layer(metric, run, instance("run", run, Trajectory).states[0], **options)
 
 
 def inter_layer(run: Trajectory, metric: Callable[..., Tensor] = cosine, **options) -> Tensor:
     """cos(u_l, u_{l+1}) for each pair of neighbouring layers: (layer − 1,).  (P1 table 2)"""
     if not isinstance(run, Trajectory) or len(run.states) < 2:
         raise ValueError("run must be a Trajectory of at least two states")
+    function("metric", metric)
     with torch.no_grad():
-        return torch.stack([metric(u, v, mask=run.mask, **options) for u, v in pairwise(run.states)])
+        return stacked([metric(u, v, mask=run.mask, **options) for u, v in pairwise(run.states)])
 
 
 def _centred(u: Field, v: Field, mask: Mask | None, centre: str) -> tuple[Field, Field, Mask]:

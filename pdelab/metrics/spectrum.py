@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdelab.field import Field, Mask
 from pdelab.metrics.base import aligned, clean, clean_pair
-from pdelab.options import choose
+from pdelab.options import choose, whole
 
 
 def power(u: Field, mask: Mask | None = None, *, bins: int | None = None) -> Tensor:
@@ -98,9 +98,5 @@ def _of_one_length(u: Field, bins: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_bins(bins: int | None, shortest: int) -> int:
-    most = shortest // 2 + 1
-    if bins is None:
-        return most
-    if isinstance(bins, bool) or not isinstance(bins, int) or not 1 <= bins <= most:
-        raise ValueError(f"bins must be a whole number from 1 to {most}, for a sequence of {shortest}; not {bins!r}")
-    return bins
+    most = shortest // 2 + 1  # for a sequence of so many tokens
+    return most if bins is None else whole("bins", bins, most=most)

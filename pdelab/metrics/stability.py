@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from pdelab import formulas
 from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, centred, keep_real, mean_square, token_mean
+from pdelab.field import Field, Mask, centred, check_number, keep_real, mean_square, same_shape, token_mean
 from pdelab.metrics.base import aligned, clean, norm, per_layer, real_places
 from pdelab.metrics.jacobian import Map, logarithmic_norm
-from pdelab.options import choose
+from pdelab.options import choose, function, instance
 from pdelab.solver import Trajectory
 from pdelab.terms.base import Term
 
@@ -95,7 +95,7 @@ def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
 def _rate(f: Map, u: Field, mask: Mask | None) -> Field:
     if mask is not None and isinstance(f, Term | MasterEquation | Layered):
         return f(u, 0.0, mask)
-    return f(u)
+    return same_shape(function("f", f)(u), u)
 
 
 def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
@@ -105,6 +105,7 @@ def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
     μ(J) = λ_max((J + Jᵀ)/2), which bounds how fast any two neighbouring states separate.
     """
     choose("towards", towards, ("mean", "all"))
+    instance("run", run, Trajectory)
     if towards == "all":
         if run.mask is not None:
             raise ValueError("run must have no mask for towards='all': padding would count as tokens that do not move")
@@ -125,7 +126,9 @@ def basin_margin(
     0.5
     """
     _not_negative(strength=strength, eps=eps)
-    variance = spread(u, mask).square() + torch.as_tensor(eps, dtype=u.dtype, device=u.device)
+    check_number("growth", growth)
+    variance = spread(u, mask).square()
+    variance = variance + torch.as_tensor(eps, dtype=variance.dtype, device=variance.device)
     return strength / variance.sqrt() - growth
 
 
@@ -160,6 +163,7 @@ def euler_factor(
 
     If q < 1, then σ_n ≤ qⁿ σ for Euler steps of u' = G(u) − κu + S from u, ‖G(v) − G(μ)‖ ≤ K‖v − μ‖.
     """
+    _not_negative(dt=dt, lipschitz=lipschitz, leak=leak)
     slow = 1 - dt * basin_margin(u, strength=strength, growth=lipschitz - leak, eps=eps, mask=mask)
     fast = 1 - step_margin(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
     return torch.maximum(slow, torch.as_tensor(fast, dtype=slow.dtype, device=slow.device).expand_as(slow))
@@ -196,9 +200,12 @@ def gradient_norms(groups: Mapping[str, Iterable[Tensor | None]], normalise: str
     """
     choose("normalise", normalise, ("whole", "rms"))
     found = {}
-    for name, members in groups.items():
+    for name, members in instance("groups", groups, Mapping).items():
         if isinstance(members, Tensor):
             raise ValueError(f"groups[{name!r}] must be a list of tensors, not one tensor; put it in a list")
+        members = list(members)
+        if not all(m is None or isinstance(m, Tensor) for m in members):
+            raise ValueError(f"groups[{name!r}] must be a list of tensors and None; not {members}")
         gradients = [m.grad if isinstance(m, nn.Parameter) else m for m in members]
         gradients = [g.detach() for g in gradients if g is not None and g.numel()]
         size = math.hypot(*(norm(g).item() for g in gradients)) if gradients else math.nan
@@ -214,6 +221,7 @@ def state_gradients(run: Trajectory, loss: Tensor) -> Tensor:
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise ValueError("loss must be one number computed from the run, with its graph (not under torch.no_grad)")
+    instance("run", run, Trajectory)
     without = [i for i, u in enumerate(run.states) if not (isinstance(u, Tensor) and u.requires_grad)]
     if without:
         raise ValueError(f"run must have states with a graph; states {without} have none: try u0.requires_grad_()")
@@ -229,5 +237,4 @@ def _scaled(u: Field) -> Field:
 
 def _not_negative(**given: float | Tensor) -> None:
     for name, value in given.items():
-        if not (torch.as_tensor(value) >= 0).all():
-            raise ValueError(f"{name} must not be negative; not {value}")
+        check_number(name, value, 0)

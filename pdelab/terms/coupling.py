@@ -1,11 +1,14 @@
 """C: exchange between neighbouring layers of the coupled system.  (P1 eq 4/17-19)"""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
 
-from pdelab.field import Field, Mask, check_width, keep_real
+from pdelab.field import Field, Mask, check_state
+from pdelab.formulas import keep_real
+from pdelab.options import whole
 from pdelab.terms.base import Term
 
 
@@ -23,13 +26,12 @@ class Coupling(Term):
 
     def __init__(self, width: int, layers: int, *, inflow: bool = False, outflow: bool = False):
         super().__init__()
-        if width < 1 or layers < 2:
-            raise ValueError(f"width must be at least 1 and layers at least 2; not {width} and {layers}")
+        width, layers = whole("width", width), whole("layers", layers, least=2)
         self.width, self.layers, self.inflow, self.outflow = width, layers, inflow, outflow
         self.exchange = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 1 + outflow))
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width * self.layers)
+        check_state(u, mask, self.width * self.layers, cast(nn.Linear, self.exchange[0]).weight)
         states = keep_real(u, mask).split(self.width, dim=-1)
         given = [link(state) for link, state in zip(self.exchange, states, strict=False)]
         nothing = torch.zeros_like(states[0])
@@ -49,15 +51,15 @@ class SideBySide(Term):
 
     def __init__(self, terms: Sequence[Term | None], width: int):
         super().__init__()
-        real = [term for term in terms if term is not None]
-        if not real or not all(isinstance(term, Term) for term in real) or width < 1:
-            raise ValueError(f"terms must hold at least one Term, and None elsewhere, width at least 1; not {terms}")
-        self.width, self.layers = width, len(terms)
+        real = [term for term in terms if term is not None] if isinstance(terms, Sequence) else []
+        if not real or not all(isinstance(term, Term) for term in real):
+            raise ValueError(f"terms must hold at least one Term, and None elsewhere; not {terms}")
+        self.width, self.layers = whole("width", width), len(terms)
         self.terms = nn.ModuleDict({str(place): term for place, term in enumerate(terms) if term is not None})
         self.symbol = real[0].symbol
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width * self.layers)
+        check_state(u, mask, self.width * self.layers)
         states = u.split(self.width, dim=-1)
         rates = [
             self.terms[str(place)](state, t, mask) if str(place) in self.terms else torch.zeros_like(state)

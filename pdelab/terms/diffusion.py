@@ -12,12 +12,15 @@ from pdelab.field import (
     Field,
     Mask,
     check_boundary,
-    check_width,
-    keep_real,
+    check_number,
+    check_state,
     laplacian,
     laplacian_eigenvalues,
     laplacian_modes,
+    precise,
 )
+from pdelab.formulas import keep_real
+from pdelab.options import whole
 from pdelab.terms.base import Term
 
 
@@ -29,9 +32,11 @@ class _SecondDerivative(Term):
     def __init__(self, coefficient: float | Tensor, boundary: str = "reflecting"):
         super().__init__()
         number = isinstance(coefficient, int | float)
-        coefficient = (
-            torch.tensor(coefficient, dtype=torch.float64, device="cpu") if number else torch.as_tensor(coefficient)
-        )
+        given = coefficient
+        try:
+            coefficient = torch.tensor(given, dtype=torch.float64, device="cpu") if number else torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"coefficient must be a number or a tensor; not {given!r}") from error
         square = coefficient.ndim == 2 and coefficient.shape[0] == coefficient.shape[1]
         if not (coefficient.ndim < 2 or square) or 0 in coefficient.shape or not coefficient.is_floating_point():
             raise ValueError(
@@ -52,6 +57,8 @@ class _SecondDerivative(Term):
         return torch.as_tensor(self.coefficient, dtype=u.dtype, device=u.device)
 
     def _times(self, second: Field) -> Field:
+        if isinstance(self.coefficient, float):
+            return self.coefficient * second
         coefficient = self._coefficient_like(second)
         return second @ coefficient.T if coefficient.ndim == 2 else coefficient * second
 
@@ -68,7 +75,8 @@ class Diffusion(_SecondDerivative):
     """
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        if self.width is not None:  # the rest is checked there
+            check_state(u, mask, self.width)
         return self._times(laplacian(u, self.boundary, mask))
 
     def largest_step(self, tokens: int) -> float:
@@ -76,7 +84,7 @@ class Diffusion(_SecondDerivative):
 
         For a matrix D the step z = 1 + Δt·λ·δ must have |z| ≤ 1 for every eigenvalue δ of D: 2 Re δ / (|λ| |δ|²).
         """
-        fastest = -laplacian_eigenvalues(tokens, self.boundary)[-1].item()
+        fastest = -laplacian_eigenvalues(whole("tokens", tokens), self.boundary)[-1].item()
         d = torch.as_tensor(self.coefficient, dtype=torch.float64)
         rates = torch.linalg.eigvals(d) if d.ndim == 2 else torch.complex(d, torch.zeros_like(d)).reshape(-1)
         moving = rates[rates.abs() > 0]
@@ -90,6 +98,7 @@ class Diffusion(_SecondDerivative):
         def matrix(rate: Tensor) -> Tensor:
             return torch.linalg.matrix_exp(dt * rate)
 
+        check_number("dt", dt, 0)
         return self._mode_by_mode(u, mask, matrix, lambda rate: torch.exp(dt * rate))
 
     def implicit(self, u: Field, dt: float, mask: Mask | None = None) -> Field:
@@ -98,11 +107,12 @@ class Diffusion(_SecondDerivative):
         def matrix(rate: Tensor) -> Tensor:
             return torch.linalg.inv(torch.eye(rate.shape[-1]).to(rate) - dt * rate)
 
+        check_number("dt", dt, 0)
         return self._mode_by_mode(u, mask, matrix, lambda rate: 1 / (1 - dt * rate))
 
     def _mode_by_mode(self, u: Field, mask: Mask | None, of_matrix, of_number) -> Field:
         """Q f(λ D) Qᵀ u, with Q the modes of each length that occurs."""
-        check_width(u, self.width)
+        check_state(u, mask, self.width)
         if mask is None or mask.is_meta:  # on the meta device lengths are unknown, and shapes do not depend on them
             return self._transform(u, of_matrix, of_number)
         result = torch.zeros_like(u)
@@ -114,7 +124,8 @@ class Diffusion(_SecondDerivative):
             result = result.masked_scatter(inside.unsqueeze(-1), self._transform(block, of_matrix, of_number))
         return result
 
-    def _transform(self, u: Field, of_matrix, of_number) -> Field:
+    def _transform(self, state: Field, of_matrix, of_number) -> Field:
+        u = precise(state)  # the eigenvalues grow as 4n², beyond what half precision holds
         n = u.shape[1]
         modes = laplacian_modes(n, self.boundary).to(u)  # (token, mode)
         eigenvalues = laplacian_eigenvalues(n, self.boundary).to(u)
@@ -125,7 +136,7 @@ class Diffusion(_SecondDerivative):
             amplitudes = torch.einsum("kij,bkj->bki", factors, amplitudes)
         else:
             amplitudes = of_number(eigenvalues.view(-1, 1) * coefficient) * amplitudes
-        return modes @ amplitudes
+        return (modes @ amplitudes).to(state.dtype)
 
 
 class FeatureDiffusion(_SecondDerivative):
@@ -139,5 +150,5 @@ class FeatureDiffusion(_SecondDerivative):
     """
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width)
         return self._times(laplacian(keep_real(u, mask).transpose(1, 2), self.boundary).transpose(1, 2))

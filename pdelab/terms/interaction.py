@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pdelab.field import Field, Mask, check_field, check_width, keep_real
-from pdelab.formulas import attention_contraction, norm2
+from pdelab.field import Field, Mask, check_field, check_number, check_state
+from pdelab.formulas import attention_contraction, keep_real, norm2
+from pdelab.options import whole
 from pdelab.terms.base import Term
 
 
@@ -34,9 +35,11 @@ class Interaction(Term):
         bias: bool = True,
     ):
         super().__init__()
-        if width < 1 or heads < 1 or width % heads:
+        width, heads = whole("width", width), whole("heads", heads)
+        if width % heads:
             raise ValueError(f"heads must divide width; {heads} heads do not divide width {width}")
         self.width, self.heads, self.head_width = width, heads, width // heads
+        check_number("strength", strength)
         self.leak, self.causal, self.strength = leak, causal, strength
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
@@ -47,7 +50,7 @@ class Interaction(Term):
         return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head width)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width, self.qkv.weight)
         u = keep_real(u, mask)
         q, k, v = self._split(u)
         allowed = self._allowed(u, mask)
@@ -61,6 +64,7 @@ class Interaction(Term):
         return rate - u if self.leak else rate
 
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        check_state(u, mask)
         return -keep_real(u, mask) if self.leak else None
 
     def _allowed(self, u: Field, mask: Mask | None) -> Tensor | None:
@@ -76,9 +80,7 @@ class Interaction(Term):
 
     def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
         """The attention maps P: (batch, head, token, token); each row of a real token sums to one."""
-        check_width(u, self.width)
-        u = keep_real(u, mask)
-        check_field(u)
+        u = check_field(u, width=self.width, mask=mask, weights=self.qkv.weight)
         q, k, _ = self._split(u)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         allowed = self._allowed(u, mask)
@@ -97,6 +99,7 @@ class Interaction(Term):
         """
         if self.causal:
             raise ValueError("causal must be False: the first token sees itself alone, and no diameter has to shrink")
+        check_number("diameter", diameter, 0)
         delta = torch.as_tensor(diameter, dtype=torch.float64)
         query, key, value = (w.double().split(self.head_width) for w in self.qkv.weight.chunk(3))
         out = self.out.weight.double().split(self.head_width, dim=1)
@@ -128,11 +131,8 @@ class SharedOutputInteraction(Interaction):
         bias: bool = False,
     ):
         super().__init__(width, causal=causal, bias=bias)
-        head_width = width if head_width is None else head_width
-        if heads < 1 or not 1 <= head_width <= width:
-            raise ValueError(
-                f"heads must be at least 1 and head_width between 1 and {width}; not {heads} and {head_width}"
-            )
+        heads = whole("heads", heads)
+        head_width = width if head_width is None else whole("head_width", head_width, most=width)
         if leak and head_width != width:
             raise ValueError(f"leak takes u, of width {width}, from a head of width {head_width}; set leak=False")
         self.heads, self.head_width, self.leak = heads, head_width, leak
@@ -145,6 +145,7 @@ class SharedOutputInteraction(Interaction):
 
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
         """−H W_O u: here the −u of every head passes through the shared output matrix."""
+        check_state(u, mask)
         if not self.leak:
             return None
         return -self.heads * keep_real(u, mask) @ self.out.weight.T

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask, check_width, keep_real, positions
-from pdelab.formulas import Constants, reaction_constants
-from pdelab.options import choose
+from pdelab.field import Field, Mask, check_state, described, positions
+from pdelab.formulas import Constants, keep_real, reaction_constants
+from pdelab.options import choose, function, whole
 from pdelab.terms.base import Term
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -39,25 +39,30 @@ class Reaction(Term):
         bias: bool = True,
     ):
         super().__init__()
-        if width < 1 or hidden < 1:
-            raise ValueError(f"width and hidden must be at least 1; not {width} and {hidden}")
-        self.width, self.leak, self.source = width, leak, source
+        width, hidden = whole("width", width), whole("hidden", hidden)
+        self.width, self.leak = width, leak
+        self.source = None if source is None else function("source", source)
         self.inner = nn.Linear(width, hidden, bias=bias)
         self.activation = choose("activation", activation, ACTIVATIONS)()
         self.outer = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width, self.inner.weight)
         u = keep_real(u, mask)
         rate = self.outer(self.activation(self.inner(u)))
         if self.source is not None:
             external = self.source(positions(u, mask), t)
-            if not isinstance(external, Tensor) or external.ndim != 3:
-                raise ValueError("source must give a field (batch, token, feature) from the positions (batch, token)")
-            rate = rate + external
+            fits = isinstance(external, Tensor) and external.ndim == 3 and external.shape[1] in (1, u.shape[1])
+            if not fits or external.shape[0] not in (1, len(u)) or external.shape[2] not in (1, self.width):
+                raise ValueError(
+                    "source must give a field (batch, token, feature) from the positions (batch, token); "
+                    f"not {described(external)}"
+                )
+            rate = rate + external.to(rate)
         return keep_real(rate - u if self.leak else rate, mask)
 
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        check_state(u, mask)
         return -keep_real(u, mask) if self.leak else None
 
     @torch.no_grad()
@@ -85,14 +90,14 @@ class Rectified(Term):
 
     def __init__(self, width: int):
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1; not {width}")
-        self.width, self.linear = width, nn.Linear(width, width)
+        self.width = whole("width", width)
+        self.linear = nn.Linear(width, width)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width, self.linear.weight)
         u = keep_real(u, mask)
         return keep_real(torch.relu(self.linear(u)) - u, mask)
 
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:
+        check_state(u, mask)
         return -keep_real(u, mask)

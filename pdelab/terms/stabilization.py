@@ -11,18 +11,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask, centred, check_field, check_width, keep_real, mean_square, positions
+from pdelab.field import (
+    Field,
+    Mask,
+    centred,
+    check_field,
+    check_number,
+    check_state,
+    mean_square,
+    positions,
+)
+from pdelab.formulas import keep_real
+from pdelab.options import instance, whole
 from pdelab.terms.base import Term
 
 
-def _check_strength(strength: float, eps: float) -> None:
-    if not strength >= 0 or not eps >= 0:
-        raise ValueError(f"strength and eps must not be negative; not {strength} and {eps}")
-
-
-def _check_norm_width(width: int) -> None:
-    if width < 1:
-        raise ValueError(f"width must be at least 1; not {width}")
+def _check(strength: float, eps: float) -> None:
+    check_number("strength", strength, 0)
+    check_number("eps", eps, 0)
 
 
 def normalised(u: Field, eps: float | Tensor = 1e-5, mask: Mask | None = None) -> Field:
@@ -30,10 +36,13 @@ def normalised(u: Field, eps: float | Tensor = 1e-5, mask: Mask | None = None) -
 
     eps: one number, or one for each example, (batch, 1, 1).
     """
+    if not isinstance(eps, Tensor):
+        check_number("eps", eps, 0)
     rest = centred(u, mask)
     variance = mean_square(rest, mask) + eps  # (batch, 1, 1)
     safe = torch.where(variance > 0, variance, torch.ones_like(variance))
-    return rest / safe.sqrt()
+    made = rest / safe.sqrt()
+    return made if made.dtype == u.dtype else made.to(u.dtype)
 
 
 class SpatialStabilization(Term):
@@ -48,7 +57,7 @@ class SpatialStabilization(Term):
 
     def __init__(self, strength: float | Callable[[Tensor, float], Tensor] = 1.0, eps: float = 1e-5):
         super().__init__()
-        _check_strength(0.0 if callable(strength) else strength, eps)
+        _check(0.0 if callable(strength) else strength, eps)
         self.strength, self.eps = strength, eps
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
@@ -75,7 +84,7 @@ class CorrectedStabilization(Term):
 
     def __init__(self, strength: float = 1.0, eps: float = 1e-5):
         super().__init__()
-        _check_strength(strength, eps)
+        _check(strength, eps)
         self.strength, self.eps = strength, eps
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
@@ -92,13 +101,12 @@ class LayerNormRate(Term):
 
     def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
-        _check_strength(strength, eps)
-        _check_norm_width(width)
-        self.width, self.strength = width, strength
+        _check(strength, eps)
+        self.width, self.strength = whole("width", width), strength
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width, self.norm.weight)
         u = keep_real(u, mask)
         return self.strength * keep_real(self.norm(u) - u, mask)
 
@@ -110,20 +118,16 @@ class PreNorm(Term):
 
     def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
         super().__init__()
-        if not isinstance(term, Term):
-            raise ValueError(f"term must be a Term; not {type(term).__name__}")
-        _check_norm_width(width)
-        self.width, self.term = width, term
+        check_number("eps", eps, 0)
+        self.width, self.term = whole("width", width), instance("term", term, Term)
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
         self.symbol = term.symbol  # its rate counts as that of the term inside
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_width(u, self.width)
+        check_state(u, mask, self.width, self.norm.weight)
         return self.term(self.norm(keep_real(u, mask)), t, mask)
 
     def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
         """The attention maps of an interaction that reads the normalised field."""
-        check_width(u, self.width)
-        u = keep_real(u, mask)
-        check_field(u)
+        u = check_field(u, width=self.width, mask=mask, weights=self.norm.weight)
         return cast(Any, self.term).weights(self.norm(u), mask)  # an Interaction has them; others say so

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -105,6 +107,46 @@ def test_every_formula_is_typeset(light):
     assert left == []
     assert light.page.locator(".math:not(:has(mjx-container))").count() == 0
     assert light.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+
+
+HOSTILE = [
+    r"\href{javascript:document.body.dataset.harm=1}{x}",
+    r"\href{ JavaScript:document.body.dataset.harm=1}{x}",
+    "\\href{java\tscript:document.body.dataset.harm=1}{x}",
+    "\\href{java\nscript:document.body.dataset.harm=1}{x}",
+    "\\href{\x01javascript:document.body.dataset.harm=1}{x}",
+    r"\href{data:text/html,x}{x}",
+    r"\href{https://example.org}{x}",
+    r"\mmlToken{mi}[href='javascript:document.body.dataset.harm=1']{x}",
+    r"\mmlToken{mi}[onclick='document.body.dataset.harm=1']{x}",
+    r"\require{html}\style{background:url(https://example.org/x.png)}{x}",
+    r"\style{position:fixed;inset:0}{\class{verdict}{\cssId{claim-p1-eq8}{x}}}",
+]
+
+
+def test_a_formula_in_a_reply_is_typeset_and_is_no_link(browser, monkeypatch):
+    """Claims and replies are other people's words; MathJax would make links and styles of them."""
+    words = "\n\n".join(f"${formula}$" for formula in [r"\frac{a}{b}", *HOSTILE])
+    reply = {"date": date(2026, 1, 31), "text": words}
+    claim = replace(ledger.read_claims()[0], says=words, protocol="", repair="none", corrected="", reply=reply)
+    monkeypatch.setattr(ledger.pages, "read_claims", lambda: [claim])
+    with visit(browser, "book/errata.html") as v:
+        v.page.evaluate(
+            """async (markup) => {
+                document.querySelector("article").insertAdjacentHTML("afterbegin", `<div id="new">${markup}</div>`);
+                await MathJax.typesetPromise([document.querySelector("#new")]);
+            }""",
+            ledger.box(claim.id)._repr_html_(),
+        )
+        formulas = v.page.locator("#new mjx-container")
+        assert formulas.count() == 2 * (1 + len(HOSTILE))
+        assert formulas.first.locator("mjx-mfrac").count() == 1
+        assert formulas.locator("a, [href], [src], [onclick], [class~=verdict], [id^=claim]").count() == 0
+        assert formulas.locator("[style*=fixed], [style*=url]").count() == 0
+        for formula in formulas.all():
+            formula.click()
+        assert v.page.evaluate("document.body.dataset.harm") is None
+        assert (v.external, v.complaints) == ([], [])
 
 
 def test_every_picture_loads_and_has_alternative_text(light):

@@ -59,15 +59,15 @@ def errata_file(tmp_path, *entries):
     ],
 )
 def test_a_faulty_entry_is_refused_by_name(tmp_path, change, words):
-    with pytest.raises(ValueError, match=f"^erratum P1-e1: {words}"):
+    with pytest.raises(ValueError, match=rf"^\S+errata.yml, line \d+: erratum P1-e1: {words}"):
         errata.read_errata(errata_file(tmp_path, entry(**change)))
 
 
 def test_a_missing_field_and_a_double_id_are_refused(tmp_path):
     short = {key: value for key, value in entry().items() if key != "right"}
-    with pytest.raises(ValueError, match=r"^erratum P1-e1: right: is missing$"):
+    with pytest.raises(ValueError, match=r"^\S+errata.yml, line 1: erratum P1-e1: right: is missing$"):
         errata.read_errata(errata_file(tmp_path, short))
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match=r"errata.yml: these ids are the same"):
         errata.read_errata(errata_file(tmp_path, entry(), entry()))
 
 

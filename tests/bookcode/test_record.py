@@ -53,7 +53,7 @@ def test_a_damaged_file_is_reported_and_never_read(store, damage, words):
     path.write_text(damage(path.read_text()))
     with pytest.raises(DamagedResult, match=words):
         store.load("e")
-    assert words in store.damaged()[path]
+    assert words in str(store.survey()[1][path])
 
 
 def test_a_file_under_another_name_is_reported(store):
@@ -65,7 +65,7 @@ def test_a_file_under_another_name_is_reported(store):
 
 def test_the_project_s_own_results_are_whole():
     store = Store()
-    assert store.damaged() == {}
+    assert store.survey()[1] == {}
     assert len(store.load("heat_ends")) == 5
 
 

@@ -218,7 +218,20 @@ def test_a_model_that_diverged_with_every_seed_leaves_the_claim_undecided(store,
     evidence = EVIDENCE | {"figure": names["cosine"], "control": names["copy"]}
     found = judge(Claim(**entry(printed={"cosine": values}, evidence=evidence)), store)
     assert found.verdict == "undecided"
-    assert found.ruling.because == f"diverged with every seed: bare/{lost}"
+    assert found.ruling.because == f"bare/{lost} diverged with 3 of 3 seeds"
+
+
+@pytest.mark.parametrize("lost", ["cosine", "copy"])
+def test_a_model_that_diverged_with_half_of_the_seeds_leaves_the_claim_undecided(store, lost):
+    names = {name: f"{'bare' if name == lost else 'other'}/{name}" for name in ("cosine", "copy")}
+    for seed in range(6):
+        tables = {names["cosine"]: 0.97}, {names["copy"]: 0.5}
+        diverged = {"bare": 3} if seed < 3 else {}
+        kept = [{k: v for k, v in table.items() if not (diverged and k.startswith("bare"))} for table in tables]
+        store.save(Result("e", {}, "book", seed, "finished", *kept, diverged=diverged))
+    evidence = EVIDENCE | {"figure": names["cosine"], "control": names["copy"]}
+    found = judge(Claim(**entry(printed={"cosine": 0.97}, evidence=evidence)), store)
+    assert (found.verdict, found.ruling.because) == ("undecided", f"bare/{lost} diverged with 3 of 6 seeds")
 
 
 @pytest.mark.parametrize(
@@ -402,6 +415,61 @@ def test_numbers_that_no_search_gives_are_refused(wrong):
     changed = replace(first, figures=first.figures | {f"corrected/b/{what}": n for what, n in wrong.items()})
     with pytest.raises(ValueError, match=r"corrected/b has .* do not fit each other; record it anew"):
         rules.attacked(claim, [changed, *others])
+
+
+@pytest.mark.parametrize("broken", [0.5, -1, math.inf, 101])
+def test_a_neighbour_that_no_search_broke_so_often_is_refused(broken):
+    claim, (first, *others) = made_attack()
+    changed = replace(first, controls=first.controls | {"corrected/b/broken/K": broken})
+    with pytest.raises(ValueError, match=r"corrected/b has .* do not fit each other"):
+        rules.attacked(claim, [changed, *others])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"configuration": {"rounding": 1000.0}}, "allowed 1000.0 for rounding"),
+        ({"configuration": {"shrunk": 1e-9}}, "shrank constants to 1e-09"),
+        ({"status": "diverged"}, "did not finish"),
+        ({"figures": {"Printed/a/attempts": 5}}, "must be printed/STATEMENT/attempts"),
+        ({"figures": {"printed/a/b/attempts": 5}}, "must be printed/STATEMENT/attempts"),
+        ({"figures": {"printed/a/attempts": [5]}}, "do not fit each other"),
+    ],
+)
+def test_an_attack_that_says_nothing_is_refused(change, words):
+    claim, results = made_attack()
+    with pytest.raises(ValueError, match=words):
+        rules.attacked(claim, [replace(r, **change) for r in results])
+
+
+def test_a_printed_statement_that_one_seed_broke_by_less_than_an_integrator_errs_is_undecided():
+    claim, results = made_attack()
+    stands = {"printed/a/violations": 0, "printed/a/worst": 0.99}
+    for worst, verdict in ((1.0005, "undecided"), (1.1, "holds with conditions")):
+        first = replace(results[0], figures=results[0].figures | {"printed/a/violations": 1, "printed/a/worst": worst})
+        others = [replace(r, figures=r.figures | stands) for r in results[1:]]
+        assert rules.attacked(claim, [first, *others]).verdict == verdict
+
+
+def test_a_repair_that_says_less_cannot_fall_where_the_printed_statement_stands():
+    claim, results = made_attack()
+    figures = {
+        **{"printed/a/violations": 0, "printed/a/worst": 0.99},
+        **{"corrected/b/violations": 1, "corrected/b/worst": 1.1},
+    }
+    contradicted = [replace(r, figures=r.figures | figures) for r in results]
+    assert rules.attacked(claim, contradicted).verdict == "undecided"
+
+
+@pytest.mark.parametrize("wrong", [{"printed_fails": 0.9}, {"printed_fails": -1}, {"undecided": math.nan}])
+def test_findings_that_are_no_counts_are_refused(wrong):
+    found = dict.fromkeys((*rules.FINDINGS, "broken"), 0) | {"printed_holds": 1}
+    claim = Claim(**entry(kind="construction", rule="checked"))
+    one = Result("check-X-1", {}, "book", 0, "finished", found)
+    assert rules.checked(claim, [one]).verdict == "holds"
+    for results in ([replace(one, figures=found | wrong)], [one, one], [replace(one, status="diverged")]):
+        with pytest.raises(ValueError, match="one finished result of counts"):
+            rules.checked(claim, results)
 
 
 def test_seeds_with_different_settings_are_refused():

@@ -13,8 +13,8 @@ from pdebook.chapters.stability import attack as attack_stability
 from pdebook.chapters.stability import laws as maps
 from pdebook.evidence.adversary import ROUNDING, ascend
 from pdebook.evidence.stacks import slope
-from pdebook.evidence.systems import one_step, printed_condition, push
-from pdelab import RK4, Diffusion, Diverged, Euler, SpatialStabilization, solve
+from pdebook.evidence.systems import one_step, printed_condition
+from pdelab import RK4, Diffusion, Diverged, Euler, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import laplacian, token_mean
 from pdelab.formulas import centred, centres
 from pdelab.metrics.jacobian import lipschitz
@@ -283,12 +283,16 @@ def test_the_laws_for_linear_pushes_withstand_the_attack_and_their_false_neighbo
 
 
 def test_the_flow_of_the_attack_is_the_flow_of_the_terms():
-    u = normal(0, "flow", size=(2, 4, 2))
-    system = {k: normal(0, "flow", k, size=(2, 2, 2)) for k in "AVWU"}
-    gamma, eps, T = (torch.full((2,), x, dtype=torch.float64) for x in (1.5, 0.2, 0.3))
-    mine = attack_stability.stabilised_flow(u, T, gamma, eps, steps=40, **system)
-    rate = maps.stabilised(lambda v: push(v, **system), 1.5, 0.2)
-    theirs = solve(rate, u, steps=40, dt=0.3 / 40, integrator=RK4()).final
+    u = normal(0, "flow", size=(1, 4, 2))
+    attention, network = Interaction(2, bias=False).double(), Reaction(2, 3, activation="tanh", bias=False).double()
+    query, key, value = attention.qkv.weight.detach().chunk(3)
+    W, U = network.inner.weight.detach(), network.outer.weight.detach()
+    system = {"A": query.mT @ key / math.sqrt(2), "V": attention.out.weight.detach() @ value, "W": W, "U": U}
+
+    gamma, eps, T = (torch.full((1,), x, dtype=torch.float64) for x in (1.5, 0.2, 0.3))
+    mine = attack_stability.stabilised_flow(u, T, gamma, eps, steps=40, **{k: m[None] for k, m in system.items()})
+    equation = MasterEquation(attention, network, SpatialStabilization(1.5, 0.2))
+    theirs = solve(equation, u, steps=40, dt=0.3 / 40, integrator=RK4()).final
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 

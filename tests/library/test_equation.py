@@ -186,8 +186,8 @@ def test_linear_layers_that_do_not_match_are_refused():
         (lambda: Layered([]), "equations must be"),
         (lambda: Layered([Diffusion(1.0)]), "equations must be"),
         (lambda: Layered([MasterEquation(Diffusion(1.0))], interpolation="cubic"), "interpolation must be.*'cubic'"),
-        (lambda: Layered([MasterEquation(Diffusion(1.0))], dt=0.0), "dt must be positive"),
-        (lambda: Layered([MasterEquation(Diffusion(1.0))], dt=float("nan")), "dt must be positive"),
+        (lambda: Layered([MasterEquation(Diffusion(1.0))], dt=0.0), "dt must be a positive number"),
+        (lambda: Layered([MasterEquation(Diffusion(1.0))], dt=float("nan")), "dt must be a positive number"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(wrong, words):

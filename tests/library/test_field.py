@@ -1,4 +1,5 @@
 import math
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pdelab.field import (
     check_boundary,
     check_field,
     check_mask,
+    check_state,
     keep_real,
     laplacian,
     laplacian_eigenvalues,
@@ -168,7 +170,7 @@ def test_dtype_follows_the_field(dtype):
         (torch.ones(1, 2, 3, dtype=torch.long), "floating-point"),
         (torch.full((1, 2, 3), math.nan), "NaN"),
         (torch.full((1, 2, 3), -math.inf), "infinite"),
-        (torch.ones(1, 2, 4), "3 features"),
+        (torch.ones(1, 2, 4), r"shape \(batch, token, 3\)"),
     ],
 )
 def test_what_is_not_a_field_is_refused_by_name(u, words):
@@ -234,3 +236,77 @@ def test_a_field_on_the_meta_device_passes_through(boundary, masked):
     assert laplacian(u, boundary, mask).shape == u.shape
     assert token_mean(u, mask).shape == (2, 1, 4)
     assert positions(u, mask).shape == (2, 8)
+
+
+MASK = torch.arange(6) < torch.tensor([[6], [4]])
+
+
+def test_a_mask_that_was_good_is_looked_at_again_once_it_has_changed():
+    u, mask = torch.ones(2, 6, 3), MASK.clone()
+    check_state(u, mask)
+    check_state(u, mask)
+    mask[0, 2] = False
+    with pytest.raises(ValueError, match="mask has holes"):
+        check_state(u, mask)
+    mask[0, 2] = True
+    mask[1].fill_(False)  # through a view
+    with pytest.raises(ValueError, match="mask leaves a sequence without a real token"):
+        laplacian(u, mask=mask)
+
+
+def test_a_good_mask_is_good_for_fields_of_its_own_shape_only():
+    check_state(torch.ones(2, 6, 3), MASK)
+    for u in (torch.ones(3, 6, 3), torch.ones(2, 5, 3)):
+        with pytest.raises(ValueError, match="mask must be a bool tensor of shape"):
+            check_state(u, MASK)
+
+
+def test_a_mask_without_a_count_of_its_changes_is_looked_at_every_time():
+    with torch.inference_mode():
+        mask = MASK.clone()
+        check_state(torch.ones(2, 6, 3), mask)
+        mask[0, 2] = False
+        with pytest.raises(ValueError, match="mask has holes"):
+            check_state(torch.ones(2, 6, 3), mask)
+
+
+def test_threads_look_at_their_own_masks():
+    found = []
+
+    def look(mask):
+        for _ in range(200):
+            try:
+                check_state(torch.ones(2, 6, 3), mask)
+                found.append(mask is good)
+            except ValueError:
+                found.append(mask is bad)
+
+    good, bad = MASK.clone(), MASK.clone()
+    bad[0, 2] = False
+    threads = [threading.Thread(target=look, args=(mask,)) for mask in (good, bad, good, bad)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 800
+
+
+def test_a_mask_is_taken_as_it_is_where_it_has_no_values_to_look_at():
+    u = field(2, 6, 3)
+    apart = torch.vmap(lambda v, m: laplacian(v[None], mask=m[None])[0])(u, MASK)
+    assert torch.equal(apart, laplacian(u, mask=MASK))
+    compiled = torch.compile(lambda v, m: laplacian(v, mask=m), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(u, MASK), laplacian(u, mask=MASK))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_half_precision_knows_more_than_256_tokens(half, boundary):
+    n = 700
+    mask = torch.arange(n) < torch.tensor([[n], [300]])
+    u = (torch.randn(2, n, 1, generator=torch.Generator().manual_seed(0)) * 0.01).to(half)
+    fine = laplacian(u.float(), boundary, mask)
+    torch.testing.assert_close(laplacian(u, boundary, mask).float(), fine, rtol=1e-2, atol=1e-3)
+    assert positions(u, mask)[0].unique().numel() == n
+    assert lengths(u, mask).flatten().tolist() == [n, 300]
+    torch.testing.assert_close(token_mean(u, mask).float(), token_mean(u.float(), mask), rtol=1e-2, atol=1e-5)

@@ -194,6 +194,44 @@ def test_what_is_not_a_plain_encoder_is_refused(wrong, words):
         from_torch(wrong())
 
 
+class Twice(nn.TransformerEncoderLayer):
+    def forward(self, *args, **options):
+        return 2 * super().forward(*args, **options)
+
+
+class Doubled(nn.TransformerEncoder):
+    forward = Twice.forward
+
+
+class Renamed(nn.TransformerEncoder):
+    """With the forward of torch."""
+
+
+def test_a_subclass_is_taken_unless_it_computes_something_else():
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 7, batch_first=True)
+    for wrong in (Doubled(layer, 1), nn.TransformerEncoder(Twice(WIDTH, 2, 7), 1)):
+        with pytest.raises(ValueError, match=r"encoder holds a (Doubled|Twice) with a forward of its own"):
+            from_torch(wrong)
+    assert from_torch(Renamed(layer, 1)).steps == 1
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_hook_may_look_but_not_change(batch_first):
+    theirs, seen = encoder(batch_first=batch_first).train(), []
+    theirs.layers[0].register_forward_hook(lambda module, given, out: seen.append(out.shape))
+    from_torch(theirs)
+    assert seen
+    assert theirs.training
+    theirs.layers[1].linear1.register_forward_hook(lambda module, given, out: out + 1)
+    with pytest.raises(ValueError, match="encoder gives another output than its weights do; take off hooks"):
+        from_torch(theirs)
+
+
+def test_a_model_of_torch_refuses_another_dtype_in_our_words():
+    with pytest.raises(ValueError, match=r"x is torch.float32 and not torch.float64 as the weights"):
+        from_torch(encoder())(field(dtype=torch.float32))
+
+
 def test_post_norm_is_one_sweep_over_a_s_r_s_with_step_one():
     made = seeded(lambda: transformer(WIDTH, 3, 2, 7, norm="post"), spread=0.5)
     u = field()
@@ -491,10 +529,10 @@ def test_a_model_that_diverges_says_so_and_keeps_its_finite_states(final_norm):
 @pytest.mark.parametrize(
     ("u", "words"),
     [
-        (torch.ones(5, WIDTH), "u0"),
-        (torch.ones(1, 0, WIDTH), "u0"),
-        (torch.full((1, 2, WIDTH), math.nan), "u0.*NaN"),
-        (torch.ones(1, 2, WIDTH, dtype=torch.long), "u0"),
+        (torch.ones(5, WIDTH), "^x must"),
+        (torch.ones(1, 0, WIDTH), "^x must"),
+        (torch.full((1, 2, WIDTH), math.nan), "u0 holds NaN"),
+        (torch.ones(1, 2, WIDTH, dtype=torch.long), "^x must"),
     ],
 )
 def test_a_model_refuses_what_is_not_a_field(name, u, words):
@@ -519,20 +557,20 @@ def test_a_model_refuses_a_mask_that_is_none():
     [
         (lambda: transformer(WIDTH, 2, 2, 7, norm="batch"), "norm must be one of pre, post, none; not 'batch'"),
         (lambda: transformer(WIDTH, 2, 2, 7, activation="swish"), "activation must be one of"),
-        (lambda: transformer(WIDTH, 0, 2, 7), "depth must be at least 1; not 0"),
+        (lambda: transformer(WIDTH, 0, 2, 7), "depth must be a whole number from 1 to 10000; not 0"),
         (lambda: transformer(WIDTH, 2, 3, 7), "heads must divide width"),
         (lambda: transformer(0, 2, 1, 7), "width"),
         (lambda: transformer(WIDTH, 2, 2, 0), "hidden"),
-        (lambda: transformer(WIDTH, 2, 2, 7, dt=0.0), "dt must be positive"),
-        (lambda: transformer(WIDTH, 2, 2, 7, dt=-1.0, shared=True), "dt must be positive"),
-        (lambda: transformer(WIDTH, 2, 2, 7, dt=0.0, norm="post"), "dt must be positive"),
+        (lambda: transformer(WIDTH, 2, 2, 7, dt=0.0), "dt must be a positive number"),
+        (lambda: transformer(WIDTH, 2, 2, 7, dt=-1.0, shared=True), "dt must be a positive number"),
+        (lambda: transformer(WIDTH, 2, 2, 7, dt=0.0, norm="post"), "dt must be a positive number"),
         (lambda: simulator("best", WIDTH, 2, 2, 7), f"variant must be one of {', '.join(VARIANTS)}; not 'best'"),
-        (lambda: simulator("printed", WIDTH, 0, 2, 7), "depth must be at least 1; not 0"),
-        (lambda: simulator("bare", WIDTH, 0, 2, 7), "depth must be at least 1; not 0"),
+        (lambda: simulator("printed", WIDTH, 0, 2, 7), "depth must be a whole number from 1 to 10000; not 0"),
+        (lambda: simulator("bare", WIDTH, 0, 2, 7), "depth must be a whole number from 1 to 10000; not 0"),
         (lambda: simulator("printed", WIDTH, 2, 3, 7), "heads must divide width"),
         (lambda: simulator("printed", WIDTH, 2, 2, 7, boundary="open"), "boundary must be one of"),
-        (lambda: simulator("printed", WIDTH, 2, 2, 7, diffusion=math.nan), "coefficient must be finite"),
-        (lambda: simulator("printed", WIDTH, 2, 2, 7, stabilization=-1.0), "strength and eps must not be negative"),
+        (lambda: simulator("printed", WIDTH, 2, 2, 7, diffusion=math.nan), "diffusion must be a finite number"),
+        (lambda: simulator("printed", WIDTH, 2, 2, 7, stabilization=-1.0), "stabilization must be a finite number"),
         (lambda: simulator("printed", WIDTH, 2, 2, 7, activation="swish"), "activation must be one of"),
     ],
 )
@@ -777,9 +815,9 @@ def test_one_seed_gives_one_coupled_model_and_every_layer_its_own_weights():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layers": 0}, "layers and steps must be at least 1"),
-        ({"steps": 0}, "layers and steps must be at least 1"),
-        ({"dt": 0.0}, "dt positive"),
+        ({"layers": 0}, "layers must be a whole number from 1"),
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"dt": 0.0}, "dt must be a positive number"),
         ({"layers": 1, "inflow": False}, "nothing to exchange"),
         ({"diffusion": (0.1, 0.2)}, "diffusion must be a number or one for each of the 3 layers"),
         ({"strength": (1.0,)}, "strength must be a number or one for each of the 3 layers"),

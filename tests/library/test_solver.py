@@ -228,7 +228,7 @@ def test_steps_may_be_a_number_of_numpy(kind):
         ({"dt": math.inf}, "dt"),
         ({"dt": math.nan}, "dt"),
         ({"dt": "0.1"}, "dt"),
-        ({"integrator": "euler"}, "integrator.*'euler'"),
+        ({"integrator": "euler"}, "integrator must be an Integrator; not str"),
         ({"integrator": Euler}, "integrator"),
         ({"f": 3.0}, "f must be a function.*float"),
         ({"u0": torch.ones(3, 4)}, r"u0.*\(3, 4\)"),
@@ -252,7 +252,7 @@ def test_wrong_arguments_are_refused_by_name(wrong, words):
 @pytest.mark.parametrize("f", [lambda u: u.sum(), lambda u: u.mean(dim=1), lambda u: u[..., :1], lambda u: None])
 def test_a_rate_of_another_shape_is_refused(f):
     """Broadcasting would let it through and give a field that nobody meant."""
-    with pytest.raises(ValueError, match="f must give du/dt in the shape of u"):
+    with pytest.raises(ValueError, match="f must give a field in the shape of u"):
         solve(f, torch.ones(1, 2, 3), steps=1, dt=0.1)
 
 
@@ -279,7 +279,7 @@ def test_states_of_another_model_make_the_trajectory_that_solve_makes():
 
 def test_states_that_blow_up_end_the_trajectory_there():
     u = torch.ones(1, 2, 1)
-    run = Trajectory.of([u, u, u * torch.inf, u], attention=[u, u, u])
+    run = Trajectory.of([u, u, u * torch.inf, u], attention=[torch.ones(1, 1, 2, 2)] * 3)
     assert run.status is Status.DIVERGED
     assert (run.stopped_at, len(run.states), len(run.attention)) == (2, 2, 2)
     mask = torch.tensor([[True, False]])
@@ -291,14 +291,43 @@ def test_states_that_blow_up_end_the_trajectory_there():
     ("states", "options", "words"),
     [
         ([], {}, "states is empty"),
-        ([torch.ones(2, 3)], {}, r"states\[0\] is \(2, 3\)"),
+        ([torch.ones(2, 3)], {}, r"states\[0\] must have shape .* not \(2, 3\)"),
         ([torch.ones(1, 2, 3), torch.ones(1, 2, 4)], {}, r"states\[1\] is \(1, 2, 4\)"),
+        (
+            [torch.ones(1, 2, 3), torch.ones(1, 2, 3).double()],
+            {},
+            r"states\[1\] is torch.float64 and not torch.float32",
+        ),
         ([torch.ones(1, 2, 3), [1]], {}, r"states\[1\] is list"),
         ([torch.ones(1, 2, 3) * torch.nan], {}, r"states\[0\] holds NaN"),
         ([torch.ones(1, 2, 3)] * 2, {"mask": torch.ones(1, 2)}, "mask must be a bool"),
-        ([torch.ones(1, 2, 3)] * 2, {"attention": []}, "one map per layer, 1; not 0"),
+        ([torch.ones(1, 2, 3)] * 2, {"attention": []}, r"one map per layer, 1, .* not \[\]"),
     ],
 )
 def test_states_that_are_none_are_refused(states, options, words):
     with pytest.raises(ValueError, match=words):
         Trajectory.of(states, **options)
+
+
+@pytest.mark.parametrize(("steps", "dt"), [(3, 0.1), (1, 0.1), (5, 0.1), (6, 0.05), (30, 0.01), (4, 0.05)])
+def test_layers_are_swept_one_step_each_or_in_parts(steps, dt):
+    assert solve(layered(3, dt=0.1), field(), steps=steps, dt=dt).status is Status.FINISHED
+
+
+@pytest.mark.parametrize(("steps", "dt"), [(3, 0.1 / 3), (2, 0.05), (3, 0.05), (2, 0.2), (1, 0.3)])
+def test_a_step_that_leaves_layers_out_is_refused_with_what_would_work(steps, dt):
+    with pytest.raises(ValueError, match=r"dt = .* leave layers out; take dt=0.1, .* or dt=0.1/k with steps=3\*k"):
+        solve(layered(3, dt=0.1), field(), steps=steps, dt=dt)
+
+
+def test_layers_that_are_joined_by_lines_may_be_passed_in_longer_steps():
+    path = layered(3, dt=0.1, interpolation="linear")
+    assert solve(path, field(), steps=1, dt=0.2).status is Status.FINISHED
+    assert solve(path, field(), steps=3, dt=0.2 / 3).status is Status.FINISHED
+    with pytest.raises(ValueError, match="leave layers out"):
+        solve(path, field(), steps=3, dt=0.1 / 3)
+
+
+def test_a_field_of_another_dtype_is_refused_where_the_run_starts():
+    with pytest.raises(ValueError, match=r"u0 is torch.float32 and not torch.float64 as the weights; try u0.to\("):
+        solve(equation(), field(dtype=torch.float32), steps=1, dt=0.1)

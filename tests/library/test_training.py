@@ -1,6 +1,8 @@
 """The loop: a function of its seed, resumable to the bit, honest about divergence and interruption."""
 
 import dataclasses
+import hashlib
+import io
 import itertools
 import math
 import multiprocessing
@@ -9,6 +11,7 @@ import random
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -599,6 +602,24 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, word):
     run(tmp_path)
     with pytest.raises(RefusedCheckpoint, match=f"other {word}"):
         run(tmp_path, **other)
+
+
+@pytest.mark.parametrize("spoil", ["record", "model", "optimiser", "no dict", "other class"])
+def test_a_checkpoint_of_another_version_is_refused_in_our_words(tmp_path, spoil):
+    run(tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    content = torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=True)
+    if spoil in content:
+        content[spoil] = {"unknown": 1}
+    spoiled = {"no dict": [1], "other class": {"path": Path("somewhere")}}.get(spoil, content)
+    buffer = io.BytesIO()
+    torch.save(spoiled, buffer)
+    seal = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
+    path.write_bytes(seal + b"\n" + buffer.getvalue())
+    with pytest.raises(RefusedCheckpoint, match=r"was written by another version.*name another folder") as caught:
+        run(tmp_path)
+    assert "weights_only" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
 def test_a_setting_that_is_gone_is_named(tmp_path):

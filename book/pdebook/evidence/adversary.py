@@ -17,11 +17,10 @@ from torch import Tensor
 
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.ledger.record import Key, Result
+from pdebook.ledger.rules import ROUNDING, SHRUNK
 from pdelab.seeds import normal, stream
 from pdelab.status import Status
 
-ROUNDING = 1e-6  # the reference solutions are exact to about 1e-9, relative to the bound
-SHRUNK = 0.9  # a constant of a bound, made ten per cent smaller, must let the bound be broken
 BOUND = "bound"  # the neighbour of a statement that names none: the whole bound, shrunk
 
 Start = dict[str, Tensor]

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,11 @@ from pdebook.ledger.record import DamagedResult, Result, Scale, Store
 from pdebook.ledger.sources import experiments
 from pdelab.datasets import cache
 from pdelab.training import choose_device, patience
+
+
+def folder() -> Path:
+    """Where the checkpoints of all runs wait."""
+    return cache.folder() / "runs"
 
 
 def find(name: str) -> Run:
@@ -50,7 +56,7 @@ class Job:
     def folder(self) -> Path:
         """Where its checkpoints wait until the Result is recorded."""
         cut = "" if self.steps is None else f"-{self.steps}steps"
-        return cache.folder() / "runs" / self.name / f"{self.scale}-seed{self.seed}{cut}"
+        return folder() / self.name / f"{self.scale}-seed{self.seed}{cut}"
 
 
 def jobs(
@@ -153,15 +159,19 @@ def do_all(
     """Run the jobs, record each Result as it comes, and give (job, Result), or why there is none.
 
     Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
-    interruption the runs in progress keep their checkpoints and no new one is begun. A run that fails, or whose process
-    is killed, does not stop the others.
+    interruption, Ctrl-C or SIGTERM, the runs in progress keep their checkpoints and no new one is begun. A run that
+    fails, whose process is killed or whose Result cannot be saved, keeps them too, and does not stop the others.
     """
     done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
-    for job, found in done(todo, device=device, progress=progress, threads=threads):
-        if isinstance(found, Result):
-            store.save(found)
-            shutil.rmtree(job.folder, ignore_errors=True)
-        yield job, found
+    with _terminated_as_interrupted():
+        for job, found in done(todo, device=device, progress=progress, threads=threads):
+            if isinstance(found, Result):
+                try:
+                    store.save(found)
+                    shutil.rmtree(job.folder, ignore_errors=True)
+                except OSError as fault:
+                    found = fault
+            yield job, found
 
 
 def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) -> Iterator[tuple[Job, Outcome]]:
@@ -218,7 +228,8 @@ def _serve(pipe: Connection, lock) -> None:
     """In a worker: do what comes through the pipe until it is closed. Between two jobs Ctrl-C is left to the parent."""
     tqdm.set_lock(lock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, OSError):  # the pipe is closed
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with _terminated_as_interrupted(), suppress(EOFError, OSError):  # the pipe is closed
         while True:
             work = pipe.recv()
             try:
@@ -227,6 +238,25 @@ def _serve(pipe: Connection, lock) -> None:
                 fault.add_note("".join(traceback.format_exception(fault)))  # its traceback stays behind
                 found = fault
             pipe.send(found)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed records nothing any more, and must not keep its folder from the next command."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which a cluster ends a job, does what Ctrl-C would; only a main thread can arrange that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _work(job: Job, line: int, device: str, progress: bool, threads: int) -> Result | Stopped:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from pdebook.kit.drawn import describe_figures
 from pdebook.kit.page import Page
 
 # Told apart with any colour vision (the first three are Okabe and Ito's), and always in these roles. In grey they are
@@ -48,8 +49,9 @@ STYLE = {
 
 
 def use_style() -> None:
-    """Draw every figure from now on in the book's style; a chapter's first cell calls it."""
+    """Draw every figure from now on in the book's style, its numbers beside it; a chapter's first cell calls it."""
     mpl.rcParams.update(STYLE)
+    describe_figures()
 
 
 def label_x(ax, values) -> None:

@@ -8,7 +8,6 @@ from pdebook.ledger.pages import (
     attack_table,
     box,
     by_chapter,
-    choose,
     counts,
     judge,
     judge_all,
@@ -16,6 +15,7 @@ from pdebook.ledger.pages import (
     side_by_side,
     summary,
     table,
+    those,
 )
 from pdebook.ledger.rules import FINDINGS, MEANINGS, RULES, Comparison, Ruling, Verdict
 
@@ -35,7 +35,6 @@ __all__ = [
     "by_anchor",
     "by_chapter",
     "check_name",
-    "choose",
     "counts",
     "judge",
     "judge_all",
@@ -45,4 +44,5 @@ __all__ = [
     "slug",
     "summary",
     "table",
+    "those",
 ]

@@ -2,7 +2,7 @@
 
 No verdict stands here. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
 `evidence`; and so is whether our repair adds hypotheses to the printed statement (`condition`) or puts another in its
-place (`replacement`). A fault in the file is a ValueError that names the claim and the field.
+place (`replacement`). A fault in the file is a ValueError that names the line, the claim and the field.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
-from pdebook.ledger.record import Scale, data_folder
+from pdebook.ledger.record import data_folder
 from pdebook.ledger.sources import experiments
 from pdelab.options import choose
 
@@ -50,14 +50,14 @@ class Compare(TypedDict, total=False):
     figure: str
     control: Annotated[Names, Field(min_length=1)]
     printed: str
-    tolerance: float
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Evidence(Compare, total=False):
     """Where a rule finds its evidence: one comparison, or several in `compare`; rows: a name for each value."""
 
     experiment: str
-    scale: Literal[*(scale.value for scale in Scale)]
+    scale: Literal["book", "paper"]
     rows: list[str]
     compare: Annotated[list[Compare], Field(min_length=1)]
 
@@ -101,9 +101,11 @@ class Claim:
         if (self.rule == "untestable") != bool(self.reason):
             raise ValueError("reason: it goes with the rule untestable, and the other way round")
 
-        compares = {*Compare.__annotations__, "rows", "compare"} if self.rule in NEEDED else set()
+        compares = {*NEEDED[self.rule], "rows", "compare"} if self.rule in NEEDED else set()
+        compares |= {"tolerance"} if "printed" in compares else set()
         experiment = {"experiment", "scale"} if self.rule not in ("checked", "untestable") else set()
-        if unread := sorted(set(self.evidence) - compares - experiment):
+        given = set(self.evidence).union(*self.evidence.get("compare", []))
+        if unread := sorted(given - compares - experiment):
             raise ValueError(f"evidence: the rule {self.rule} reads no {', '.join(unread)}; remove it")
         if beside := sorted(set(self.evidence) & set(Compare.__annotations__) if "compare" in self.evidence else ()):
             raise ValueError(f"evidence: {', '.join(beside)} beside 'compare'; put it into the comparisons")
@@ -119,12 +121,12 @@ class Claim:
     @property
     def anchor(self) -> str:
         """Its place in the ledger."""
-        return f"claim-{_selector(self.id)}"
+        return f"claim-{selector(self.id)}"
 
     @property
     def box_anchor(self) -> str:
         """The place of its verdict box in the chapter."""
-        return f"box-{_selector(self.id)}"
+        return f"box-{selector(self.id)}"
 
     @property
     def comparisons(self) -> list[Compare]:
@@ -155,19 +157,53 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _printed_float)
 
 
 def read_entries(path: Path, what: str, build: Callable) -> list:
-    """The entries of one of our YAML files, each built; a fault names the entry: "claim P1-eq8: kind: must be …"."""
-    entries = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{path.name} must be a list of entries, each with fields such as id, title and rule")
+    """The entries of one of our YAML files, each built.
 
+    A fault names file, line and entry: "data/claims.yml, line 7: claim P1-eq8: kind: must be …".
+    """
+    loader, nodes = _parse(path)
     built = []
-    for entry in entries:
+    for node in nodes:
+        lines = {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+        names = [value.value for key, value in node.value if key.value == "id"]
         try:
-            built.append(build(**entry))
-        except ValidationError as error:
-            name = f"{what} {entry.get('id', '(an entry without id)')}"
-            raise ValueError("\n".join(f"{name}: {_in_words(fault)}" for fault in error.errors())) from None
+            entry = loader.construct_object(node, deep=True)
+            built.append(build(**{str(field): value for field, value in entry.items()}))
+        except (ValueError, yaml.MarkedYAMLError) as fault:
+            first = node.start_mark.line + 1
+            name = f"{what} {names[0] if names else '(an entry without id)'}"
+            places = [(lines.get(re.split(r"\W", words)[0], first), words) for words in _faults(fault)]
+            raise ValueError("\n".join(f"{path}, line {line}: {name}: {words}" for line, words in places)) from None
     return built
+
+
+def _parse(path: Path) -> tuple[_Loader, list[yaml.MappingNode]]:
+    """The loader and a node for each entry; what YAML cannot read is a ValueError with its place and what works."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as fault:
+        line = text.count("\n", 0, fault.position) + 1
+        raise ValueError(f"{path}, line {line}: character {fault.character:#x} is not allowed; remove it") from None
+    except yaml.MarkedYAMLError as fault:
+        place = f"{path}, line {fault.problem_mark.line + 1}, column {fault.problem_mark.column + 1}"
+        raise ValueError(f"{place}: {fault.problem or fault.context}; {_ADVICE}") from None
+
+    nodes = root.value if isinstance(root, yaml.SequenceNode) else [None]
+    if not all(isinstance(node, yaml.MappingNode) for node in nodes):
+        raise ValueError(f"{path} must be a list of entries, each with fields such as id, title and rule")
+    return loader, nodes
+
+
+_ADVICE = "indent with spaces; words with a colon, a backslash or a leading sign go on lines of their own after >-"
+
+
+def _faults(error: Exception) -> list[str]:
+    """What is wrong with an entry, each fault beginning with its field."""
+    if isinstance(error, ValidationError):
+        return [_in_words(fault) for fault in error.errors()]
+    return [str(getattr(error, "problem", error))]
 
 
 def _in_words(fault: dict) -> str:
@@ -188,8 +224,9 @@ def slug(claim_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", claim_id)
 
 
-def _selector(claim_id: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", claim_id.lower())  # a dot would be no selector
+def selector(name: str) -> str:
+    """An id as part of an anchor: P1-eq6/7 becomes p1-eq6-7; a dot would be no selector."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
 def check_name(claim_id: str) -> str:
@@ -198,20 +235,28 @@ def check_name(claim_id: str) -> str:
 
 
 def read_claims(path: Path | str | None = None) -> list[Claim]:
-    """The entries of claims.yml, each checked; a fault is a ValueError that names the claim and the field."""
+    """The entries of claims.yml, each checked; a fault is a ValueError that names the line, the claim and the field."""
     path = Path(path) if path is not None else data_folder() / "claims.yml"
-    claims = read_entries(path, "claim", Claim)
-    for claim in claims:
+
+    def build(**entry) -> Claim:
+        claim = Claim(**entry)
         if claim.evidence:
-            choose(f"claim {claim.id}: evidence.experiment:", claim.evidence.get("experiment"), experiments())
-    if twice := [ids for ids in by_anchor(claims).values() if len(ids) > 1]:
-        raise ValueError(f"{path.name}: these ids are the same, or look the same in a file name: {twice}")
+            choose("evidence.experiment:", claim.evidence.get("experiment"), experiments())
+        return claim
+
+    claims = read_entries(path, "claim", build)
+    refuse_twins(path, claims)
     return claims
 
 
-def by_anchor(claims: Iterable[Claim]) -> dict[str, list[str]]:
+def by_anchor(entries: Iterable) -> dict[str, list[str]]:
     """The ids behind each anchor; a second id under one anchor would share its page entry and its files."""
     found: dict[str, list[str]] = {}
-    for claim in claims:
-        found.setdefault(claim.anchor, []).append(claim.id)
+    for entry in entries:
+        found.setdefault(entry.anchor, []).append(entry.id)
     return found
+
+
+def refuse_twins(path: Path, entries: Iterable) -> None:
+    if twins := [ids for ids in by_anchor(entries).values() if len(ids) > 1]:
+        raise ValueError(f"{path}: these ids are the same, or look the same in an address: {twins}; change one of each")

@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pdebook.kit.page import Page
-from pdebook.ledger.claims import STRICT, Reply, read_claims, read_entries
+from pdebook.ledger.claims import STRICT, Reply, read_claims, read_entries, refuse_twins, selector
 from pdebook.ledger.pages import Outcome, Verdict, render
 from pdebook.ledger.record import data_folder
 from pdelab.options import choose
@@ -41,19 +41,22 @@ class Slip:
 
     @property
     def anchor(self) -> str:
-        return f"erratum-{self.id.lower()}"
+        return f"erratum-{selector(self.id)}"
 
 
 def read_errata(path: Path | str | None = None) -> list[Slip]:
-    """The entries of errata.yml, each checked; a fault is a ValueError that names the entry and the field."""
+    """The entries of errata.yml, each checked; a fault is a ValueError that names the line, the entry and the field."""
     path = Path(path) if path is not None else data_folder() / "errata.yml"
-    found, claims = read_entries(path, "erratum", Slip), {claim.id for claim in read_claims()}
-    for slip in found:
+    claims = {claim.id for claim in read_claims()}
+
+    def build(**entry) -> Slip:
+        slip = Slip(**entry)
         if slip.claim and slip.claim not in claims:
-            raise ValueError(f"erratum {slip.id}: claim: claims.yml has no claim {slip.claim!r}")
-    ids = [slip.id for slip in found]
-    if twice := sorted({i for i in ids if ids.count(i) > 1}):
-        raise ValueError(f"{path.name}: these ids are there twice: {twice}")
+            raise ValueError(f"claim: claims.yml has no claim {slip.claim!r}; name one that it has, or a chapter")
+        return slip
+
+    found = read_entries(path, "erratum", build)
+    refuse_twins(path, found)
     return found
 
 

@@ -73,11 +73,20 @@ def _judge(claim: Claim, load: Callable[..., list[Result]]) -> Outcome:
 
 
 def judge_all(claims: Iterable[Claim] | None = None, store: Store | None = None) -> list[Outcome]:
+    """Every claim; one whose evidence is damaged or does not fit together is not measured, and the others stand."""
     load = cache((store or Store()).load)  # many claims share an experiment
-    return [_judge(claim, load) for claim in (claims if claims is not None else read_claims())]
+
+    def judged(claim: Claim) -> Outcome:
+        try:
+            return _judge(claim, load)
+        except ValueError as fault:
+            words = f"its evidence cannot be used: {fault}"
+            return Outcome(claim, Ruling(Verdict.UNMEASURED, words, unusable=True))
+
+    return [judged(claim) for claim in (claims if claims is not None else read_claims())]
 
 
-def choose(outcomes: Iterable[Outcome], verdict: str | None = None, chapter: str | None = None) -> list[Outcome]:
+def those(outcomes: Iterable[Outcome], verdict: str | None = None, chapter: str | None = None) -> list[Outcome]:
     """Those with this verdict and of this chapter; None takes all."""
     return [o for o in outcomes if verdict in (None, o.verdict.value) and chapter in (None, o.claim.chapter)]
 

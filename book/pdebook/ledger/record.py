@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pdelab.files import commit, write_atomically
+import pdelab
+from pdelab.files import check_writable, commit, write_atomically
 from pdelab.options import choose
 from pdelab.status import Status
 
@@ -56,7 +57,7 @@ class DamagedResult(ValueError):
 
 def environment() -> dict[str, str]:
     """Where a number comes from: versions, machine and commit."""
-    versions = {name: version(name) for name in ("pdelab", "torch", "numpy")}
+    versions = {"pdelab": pdelab.__version__} | {name: version(name) for name in ("torch", "numpy")}
     system = f"{platform.system()} {platform.machine()}"
     return versions | {"python": platform.python_version(), "system": system, "commit": commit()}
 
@@ -139,6 +140,10 @@ class Store:
     def path(self, experiment: str, scale: str, seed: int) -> Path:
         return self.folder / experiment / f"{scale}-seed{seed}.json"
 
+    def check_writable(self) -> None:
+        """OSError that names the folder, where no result could be saved: better known before than after a long run."""
+        check_writable(self.folder)
+
     def save(self, result: Result) -> Path:
         content = _encode(asdict(result))
         path = self.path(result.experiment, result.scale, result.seed)
@@ -148,12 +153,13 @@ class Store:
 
     def read(self, path: Path) -> Result:
         """One file, or DamagedResult with its name and what is wrong with it."""
-        again = "make it again with pdelab run, or restore it from git"
+        again = "make it again with pdelab run, or restore it if it is of the book's record"
         try:
             sealed = json.loads(path.read_text(encoding="utf-8"))
             content, seal = sealed["result"], sealed["sha256"]
             intact = _seal(content) == seal
-        except (ValueError, KeyError, TypeError) as error:  # not JSON, not ours, or a number that JSON does not have
+        # a folder, not readable, not JSON, not ours, too deep, or a number that JSON does not have
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedResult(f"{path} is not a whole result file ({error}); {again}") from error
         if not intact:
             raise DamagedResult(f"{path} was changed after it was written (its checksum differs); {again}")
@@ -167,20 +173,24 @@ class Store:
         return result
 
     def load(self, experiment: str, scale: str | None = None) -> list[Result]:
-        """Every recorded seed of an experiment, in order of scale and seed; empty when none was recorded."""
-        files = "*.json" if scale is None else f"{scale}-seed*.json"
-        found = [self.read(path) for path in (self.folder / experiment).glob(files)]
-        return sorted((r for r in found if scale in (None, r.scale)), key=lambda r: (r.scale, r.seed))
+        """Every recorded seed of an experiment, in order of scale and seed; empty when none was recorded.
 
-    def damaged(self) -> dict[Path, str]:
-        """Every file that cannot be trusted, with the reason."""
-        faults = {}
-        for path in sorted(self.folder.rglob("*.json")):
+        DamagedResult if one of them cannot be trusted: the others alone would pass for the whole.
+        """
+        found, damaged = self.survey(experiment, scale)
+        for fault in damaged.values():
+            raise fault
+        return found
+
+    def survey(self, experiment: str = "*", scale: str | None = None) -> tuple[list[Result], dict[Path, DamagedResult]]:
+        """The results that are whole, by experiment, scale and seed, and every file that cannot be trusted."""
+        found, damaged = [], {}
+        for path in sorted(self.folder.glob(f"{experiment}/" + ("*.json" if scale is None else f"{scale}-seed*.json"))):
             try:
-                self.read(path)
+                found.append(self.read(path))
             except DamagedResult as fault:
-                faults[path] = str(fault)
-        return faults
+                damaged[path] = fault
+        return sorted(found, key=lambda r: (r.experiment, r.scale, r.seed)), damaged
 
 
 def in_words(results: Sequence[Result]) -> str:
@@ -252,6 +262,13 @@ def interval(values: Sequence[float], diverged: int = 0) -> Summary:
     return Summary(mean, mean - half, mean + half, n, diverged)
 
 
+def finished(results: Sequence[Result], figure: str, *, control: bool = False) -> list[Result]:
+    """The runs that count for a figure (or control): finished, and in which no model that it needs diverged."""
+    model = figure.split("/")[0]
+    ended = [r for r in results if r.status == "finished" and model not in r.diverged]
+    return [r for r in ended if not r.diverged or figure in (r.controls if control else r.figures)]
+
+
 def summarise(results: Sequence[Result], figure: str, *, control: bool = False) -> Summary | list[Summary]:
     """A figure (or control) over seeds: one Summary, or one per layer where the figure is a list.
 
@@ -263,18 +280,16 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError("results is empty; record the experiment first")
     if len({(r.experiment, r.scale, json.dumps(_encode(r.configuration), sort_keys=True)) for r in results}) > 1:
         raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
-    model = figure.split("/")[0]
-    finished = [r for r in results if r.status == "finished" and model not in r.diverged]
-    finished = [r for r in finished if not r.diverged or figure in (r.controls if control else r.figures)]
-    diverged = len(results) - len(finished)
-    tables = [r.controls if control else r.figures for r in finished]
-    missing = [r.seed for r, table in zip(finished, tables, strict=True) if figure not in table]
+    counted = finished(results, figure, control=control)
+    diverged = len(results) - len(counted)
+    tables = [r.controls if control else r.figures for r in counted]
+    missing = [r.seed for r, table in zip(counted, tables, strict=True) if figure not in table]
     if missing:
         known = sorted(set().union(*tables))
         raise ValueError(f"figure {figure!r} is missing for seeds {missing}; recorded are {', '.join(known) or 'none'}")
     values = [table[figure] for table in tables]
     shapes: dict[str, list[int]] = {}
-    for r, value in zip(finished, values, strict=True):
+    for r, value in zip(counted, values, strict=True):
         shapes.setdefault(f"a list of {len(value)}" if isinstance(value, list) else "a number", []).append(r.seed)
     if len(shapes) > 1:
         found = ", ".join(f"{shape} for seeds {seeds}" for shape, seeds in shapes.items())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdebook.ledger.claims import Claim, Compare
-from pdebook.ledger.record import Key, Result, Summary, interval, summarise
+from pdebook.ledger.record import Key, Result, Summary, finished, interval, summarise
 
 
 class Verdict(StrEnum):
@@ -35,6 +35,9 @@ MEANINGS = {
 
 FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
 MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
+ROUNDING = 1e-6  # the reference solutions of an attack are exact to about 1e-9, relative to the bound
+SHRUNK = 0.9  # a constant of a bound, made ten per cent smaller, must let the bound be broken
+CLEAR = 1e-3  # a violation by more than this is no slip of an integrator, even if one seed alone has it
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Ruling:
     """What a rule makes of the evidence; `repaired`: our corrected statement was tested too and stood.
 
     `ours` and `control` are the two parts of the evidence in words, for the table; `because` is both.
+    unusable: there is evidence, but it is damaged or does not fit together.
     """
 
     verdict: Verdict
@@ -61,11 +65,14 @@ class Ruling:
     ours: str = ""
     control: str = ""
     comparisons: tuple[Comparison, ...] = ()
+    unusable: bool = False
 
 
 def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
     """Named tests decide: each finds that the printed form holds or fails, or the same of our repair."""
-    found = {name: sum(int(r.figures[name]) for r in results) for name in (*FINDINGS, "broken")}
+    found = {name: results[0].figures.get(name) for name in (*FINDINGS, "broken")}
+    if len(results) > 1 or results[0].status != "finished" or not all(_is_count(n) for n in found.values()):
+        raise ValueError(f"the findings on {claim.id} must be one finished result of counts; not {found}")
     words = "tests: " + _listed(
         (found["printed_holds"], "for the printed form"),
         (found["printed_fails"], "against it"),
@@ -90,17 +97,23 @@ def checked(claim: Claim, results: Sequence[Result]) -> Ruling:
 class Attacked:
     """What all seeds found of one statement.
 
-    violations: how often it was broken. neighbours: its false neighbours, by name; standing: those of them that the
-    search of some seed did not break.
+    violations: how often it was broken, in `fallen_in` seeds. neighbours: its false neighbours, by name; standing:
+    those of them that the search of some seed did not break.
     """
 
     role: str
     name: str
     attempts: int
     violations: int
+    fallen_in: int
     worst: float
     neighbours: tuple[str, ...]
     standing: tuple[str, ...]
+
+    @property
+    def fell(self) -> bool:
+        """Broken by more than an integrator may err, or with several seeds."""
+        return self.fallen_in >= MIN_SEEDS or (self.fallen_in > 0 and self.worst > 1 + CLEAR)
 
     @property
     def stood(self) -> bool:
@@ -117,29 +130,42 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     Read from the figures ROLE/STATEMENT/attempts, …/violations and …/worst, and from the controls
     ROLE/STATEMENT/broken/NEIGHBOUR, which count how often a false neighbour was broken in place of the statement.
     """
+    first = results[0]
     recorded = [[key for key in r.figures if key.endswith("/attempts")] for r in results]
     if any(set(keys) != set(recorded[0]) for keys in recorded):
-        raise ValueError(f"the seeds of {results[0].experiment} attacked different statements; record all of them anew")
-    if any(r.configuration != results[0].configuration for r in results):
-        raise ValueError(f"the seeds of {results[0].experiment} were attacked with different settings; record all anew")
-    for key in recorded[0]:
-        for result in results:
-            _check_counts(result, Key(*Key(key).parts[:2]))
+        raise ValueError(f"the seeds of {first.experiment} attacked different statements; record all of them anew")
+    if any(r.configuration != first.configuration for r in results):
+        raise ValueError(f"the seeds of {first.experiment} were attacked with different settings; record all anew")
+    if any(r.status != "finished" for r in results):
+        raise ValueError(f"{first.experiment} has a seed that did not finish; record it anew")
+    rounding, shrunk = first.configuration.get("rounding", 0.0), first.configuration.get("shrunk", SHRUNK)
+    if not 0 <= rounding <= ROUNDING or not SHRUNK <= shrunk < 1:
+        raise ValueError(
+            f"{first.experiment} allowed {rounding} for rounding and shrank constants to {shrunk}; "
+            f"at most {ROUNDING} and at least {SHRUNK} would count"
+        )
 
     found = []
     for key in recorded[0]:
-        role, name, _ = Key(key).parts
-        counted = {what: [r.figures[Key(role, name, what)] for r in results] for what in ("violations", "worst")}
+        role, name, *rest = Key(key).parts
+        if role not in ("printed", "corrected") or len(rest) != 1:
+            raise ValueError(f"{first.experiment}: {key} must be printed/STATEMENT/attempts or corrected/…")
         own = Key(role, name, "broken", "")
         broken = [{k.removeprefix(own): n for k, n in r.controls.items() if k.startswith(own)} for r in results]
+        for result, numbers in zip(results, broken, strict=True):
+            _check_counts(result, Key(role, name), numbers, rounding)
+        attempts, violations, worst = (
+            [r.figures[Key(role, name, what)] for r in results] for what in ("attempts", "violations", "worst")
+        )
         neighbours = tuple(dict.fromkeys(neighbour for one in broken for neighbour in one))
         found.append(
             Attacked(
                 role,
                 name,
-                attempts=sum(int(r.figures[key]) for r in results),
-                violations=int(sum(counted["violations"])),
-                worst=max(counted["worst"]),
+                attempts=int(sum(attempts)),
+                violations=int(sum(violations)),
+                fallen_in=sum(n > 0 for n in violations),
+                worst=max(worst),
                 neighbours=neighbours,
                 standing=tuple(n for n in neighbours if not all(one.get(n, 0) > 0 for one in broken)),
             )
@@ -147,25 +173,31 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     return found
 
 
-def _check_counts(result: Result, statement: str) -> None:
-    """Refuse numbers that no search gives: no attempts, violations that are no count of them, a worst that lies."""
-    attempts, violations, worst = (result.figures[Key(statement, what)] for what in ("attempts", "violations", "worst"))
-    allowed = 1 + result.configuration.get("rounding", 0.0)
-    whole = attempts >= 1 and violations in range(int(attempts) + 1) and math.isfinite(worst)
-    if not whole or (worst > allowed) != (violations > 0):
+def _is_count(number: object) -> bool:
+    return isinstance(number, int | float) and number >= 0 and number % 1 == 0
+
+
+def _check_counts(result: Result, statement: str, broken: dict[str, float], rounding: float) -> None:
+    """Refuse numbers that no search gives: no attempts, what is no count of them, a worst that lies."""
+    attempts, violations, worst = (
+        result.figures.get(Key(statement, what)) for what in ("attempts", "violations", "worst")
+    )
+    counts = _is_count(attempts) and all(_is_count(n) and n <= attempts for n in (violations, *broken.values()))
+    scored = isinstance(worst, int | float) and math.isfinite(worst)
+    if not counts or not scored or attempts < 1 or "" in broken or (worst > 1 + rounding) != (violations > 0):
         raise ValueError(
-            f"{result.experiment}, seed {result.seed}: {statement} has {attempts} attempts, {violations} violations "
-            f"and the worst score {worst}, which do not fit each other; record it anew"
+            f"{result.experiment}, seed {result.seed}: {statement} has {attempts} attempts, {violations} violations, "
+            f"the worst score {worst} and the broken neighbours {broken}, which do not fit each other; record it anew"
         )
 
 
 def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     """A search tried to break every statement, printed and ours; to stand, it must outlive its own false neighbours.
 
-    One violation in any seed breaks a statement. That none was found counts only where the same search broke every
-    false neighbour of this very statement in every seed: a wrong law in its place, or its bound with one constant made
-    smaller. The claim holds if all its printed statements stand. If one is broken it fails, or holds with conditions if
-    our repair only adds hypotheses and all our statements stand.
+    One violation in any seed breaks a statement; a printed one falls if it is clear, or found with three seeds. That
+    none was found counts only where the same search broke every false neighbour of this very statement in every seed: a
+    wrong law in its place, or its bound with one constant smaller. The claim holds if all its printed statements stand.
+    If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand.
     """
     found = attacks(results)
     printed, corrected = ([one for one in found if one.role == role] for role in ("printed", "corrected"))
@@ -190,8 +222,12 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     if not enough:
         words["because"] += f"; a verdict that something stands needs at least {MIN_SEEDS} seeds"
     repaired = enough and bool(corrected) and all(one.stood for one in corrected)
-    if any(one.violations for one in printed):
+    if any(one.fell for one in printed):
         return Ruling(_fallen(claim, repaired), repaired=repaired, **words)
+    # a repair that only adds hypotheses says less than what is printed: both cannot stand apart
+    contradicted = claim.repair == "condition" and any(one.violations for one in corrected)
+    if contradicted or any(one.violations for one in printed):
+        return Ruling(Verdict.UNDECIDED, repaired=repaired, **words)
     held = enough and bool(printed) and all(one.stood for one in printed)
     return Ruling(Verdict.HOLDS if held else Verdict.UNMEASURED, repaired=repaired, **words)
 
@@ -214,15 +250,17 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
     if len(results) < MIN_SEEDS:
         some = "1 seed is" if len(results) == 1 else f"{len(results)} seeds are"
         return Ruling(Verdict.UNMEASURED, f"{some} recorded; a verdict needs at least {MIN_SEEDS}")
-    finished = [r for r in results if r.status == "finished"]
-    diverged = len(results) - len(finished)
-    if len(finished) < MIN_SEEDS or diverged >= len(finished):
-        count = f"{len(finished)} finished seeds, {diverged} not"
+    ended = [r for r in results if r.status == "finished"]
+    diverged = len(results) - len(ended)
+    if len(ended) < MIN_SEEDS or diverged >= len(ended):
+        count = f"{len(ended)} finished seeds, {diverged} not"
         return Ruling(Verdict.UNDECIDED, f"{count}; at least {MIN_SEEDS} must finish, and more than half of all")
     asked = [(one["figure"], False) for one in claim.comparisons]
     asked += [(name, True) for one in claim.comparisons for name in one["control"]]
-    if lost := [name for name, control in asked if not _layers(summarise(results, name, control=control))[0].seeds]:
-        return Ruling(Verdict.UNDECIDED, f"diverged with every seed: {', '.join(lost)}")
+    for name, control in asked:
+        for one in _layers(summarise(results, name, control=control)):
+            if one.diverged >= one.seeds:
+                return Ruling(Verdict.UNDECIDED, f"{name} diverged with {one.diverged} of {len(results)} seeds")
     found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
     verdicts = [one.verdict for one in found]
     first = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.HOLDS, Verdict.TRIVIAL)
@@ -235,7 +273,7 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         for one in found
     )
     ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
-    if cut := finished[0].configuration.get("cut"):
+    if cut := ended[0].configuration.get("cut"):
         because, ours = (f"{words}; cut to {cut}" for words in (because, ours))
     control = "; ".join(
         (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
@@ -285,14 +323,16 @@ def _check_lengths(claim: Claim, one: Compare, ours: tuple, controls: dict[str, 
     rows = claim.evidence.get("rows", [])
     if rows and len(rows) != len(ours):
         raise ValueError(f"claim {claim.id}: rows has {len(rows)} names, and {one['figure']} has {len(ours)} values")
-    if any(math.isnan(s.mean) for values in (ours, *controls.values()) for s in values):
-        raise ValueError(f"claim {claim.id}: a finished run recorded NaN; a run that has no figure must say diverged")
+    if not all(math.isfinite(s.mean) for values in (ours, *controls.values()) for s in values if s.seeds):
+        raise ValueError(
+            f"claim {claim.id}: a finished run recorded NaN or infinity; a run that has no figure must say diverged"
+        )
 
 
 def _differences(results: Sequence[Result], figure: str, control: str) -> tuple[Summary, ...]:
     """Ours minus the control's, seed by seed: the interval of the paired difference, one per value."""
-    finished = [r for r in results if r.status == "finished" and figure in r.figures and control in r.controls]
-    pairs = [(_listed_values(r.figures[figure]), _listed_values(r.controls[control])) for r in finished]
+    both = [r for r in finished(results, figure) if r in finished(results, control, control=True)]
+    pairs = [(_listed_values(r.figures[figure]), _listed_values(r.controls[control])) for r in both]
     rows = [[a - b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
     return tuple(interval(column) for column in zip(*rows, strict=True))
 
@@ -362,6 +402,8 @@ RULES: dict[str, Callable[[Claim, Sequence[Result]], Ruling]] = {
 
 
 def _layers(summary: Summary | list[Summary]) -> tuple[Summary, ...]:
+    if summary == []:
+        raise ValueError("a figure that decides a claim is an empty list; record it anew")
     return tuple(summary) if isinstance(summary, list) else (summary,)
 
 

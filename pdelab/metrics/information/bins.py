@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, check_whole, labels, samples
-from pdelab.options import choose
+from pdelab.metrics.information.estimate import Estimate, labels, samples
+from pdelab.options import choose, whole
 
 CORRECTIONS = ("none", "miller-madow")
 
@@ -60,14 +60,15 @@ def bin_codes(t: Tensor, bins: int, limits: str | tuple[float, float] = "layer")
     numbers, which several layers can share. What lies outside is in the outermost bins.
     """
     t = samples(t, "t", at_least=1)
-    check_whole(bins, "bins")
-    if isinstance(limits, str):
+    bins = whole("bins", bins)
+    if not isinstance(limits, tuple | list):
         choose("limits", limits, ("unit", "layer"))
         low, high = (t.amin(dim=0), t.amax(dim=0)) if limits == "unit" else (t.amin(), t.amax())
     else:
-        low, high = (t.new_tensor(float(limit)) for limit in limits)
-        if not (low < high and torch.isfinite(high - low)):
-            raise ValueError(f"limits must be two finite numbers, the smaller first; not {limits}")
+        real = len(limits) == 2 and all(isinstance(limit, int | float | Tensor) for limit in limits)
+        low, high = (t.new_tensor(float(limit)) for limit in limits) if real else (t[0], t[0])
+        if not (real and low < high and torch.isfinite(high - low)):
+            raise ValueError(f"limits must be two finite numbers, the smaller first, or unit, or layer; not {limits}")
     width = (high - low) / bins
     inside = (t - low) / torch.where(width > 0, width, torch.ones_like(width))
     return inside.floor().clamp(0, bins - 1).long()

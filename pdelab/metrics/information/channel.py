@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, check_positive, check_whole, labels, samples
+from pdelab.metrics.information.estimate import Estimate, labels, samples
+from pdelab.options import positive, whole
 from pdelab.seeds import stream
 
 AT_ONCE = 2**20  # distances held at once
@@ -31,7 +32,7 @@ class Bounds:
 
 def noise_at_ratio(t: Tensor, ratio: float) -> float:
     """σ with (mean variance of a feature)/σ² = ratio: noise at a fixed signal-to-noise ratio, in proportion to t."""
-    check_positive(ratio, "ratio")
+    positive("ratio", ratio)
     t, size = _unit(samples(t, "t").detach())
     variance = t.square().mean().item()
     if not variance > 0:
@@ -73,7 +74,7 @@ def channel_information(
     """
     t, sigma, noise = _prepared(t, noise, ratio)
     kinds = None if y is None else labels(y, len(t)).to(t.device)
-    check_whole(draws, "draws")
+    draws = whole("draws", draws)
     generator, found = stream(seed, "channel"), []
     for _ in range(draws):
         z = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
@@ -103,7 +104,7 @@ def _prepared(t: Tensor, noise: float | None, ratio: float | None) -> tuple[Tens
         raise ValueError(f"give noise or ratio, one of the two; not {noise} and {ratio}")
     if ratio is not None:
         noise = noise_at_ratio(t, ratio)
-    check_positive(noise, "noise")
+    positive("noise", noise)
     t, size = _unit(t)
     return t, noise / size, float(noise)
 

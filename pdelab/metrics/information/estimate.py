@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdelab.field import Field, Mask, token_mean
+from pdelab.field import Field, Mask, described, token_mean
 from pdelab.metrics.base import clean, precise
-from pdelab.options import choose
+from pdelab.options import choose, function, whole
 from pdelab.seeds import stream
 
 ROWS = ("tokens", "mean", "whole")
@@ -90,34 +90,34 @@ def permutation_test(
     >>> permutation_test(ksg, x, x.square() + 1, shuffles=19).p
     0.05
     """
-    check_whole(shuffles, "shuffles")
+    shuffles = whole("shuffles", shuffles)
+    function("estimator", estimator)
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor) or not value.ndim or not len(value):
+            raise ValueError(f"{name} must be a tensor of samples; not {described(value)}")
     if len(x) != len(y):
         raise ValueError(f"y must have as many samples as x, {len(x)}; not {len(y)}")
     generator = stream(seed, "permutation test")
     orders = (torch.randperm(len(y), generator=generator).to(y.device) for _ in range(shuffles))
-    found = Permuted(float(estimator(x, y)), tuple(float(estimator(x, y[order])) for order in orders))
+
+    def value(y: Tensor) -> float:
+        given = estimator(x, y)
+        try:
+            return float(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"estimator must give one number; not {described(given)}") from error
+
+    found = Permuted(value(y), tuple(value(y[order]) for order in orders))
     if not all(map(math.isfinite, (found.value, *found.shuffled))):
         raise ValueError("estimator must give finite numbers; NaN and infinity cannot be compared")
     return found
 
 
-def check_whole(value: int, name: str, least: int = 1, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        upto = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-        raise ValueError(f"{name} must be a whole number {upto}; not {value!r}")
-
-
-def check_positive(value: float, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive and finite number; not {value!r}")
-
-
 def samples(x: Tensor, name: str = "x", at_least: int = 2) -> Tensor:
     """x as (sample, feature) in float32 at least; (n,) is one feature. ValueError if it is no such thing."""
     if not isinstance(x, Tensor) or x.ndim not in (1, 2):
-        given = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
-            f"{name} must be a tensor of samples, (sample, feature) or (sample,); not {given}"
+            f"{name} must be a tensor of samples, (sample, feature) or (sample,); not {described(x)}"
             + (" (`rows` makes samples of a field)" if isinstance(x, Tensor) and x.ndim == 3 else "")
         )
     if x.is_complex():
@@ -145,7 +145,10 @@ def labels(y: Tensor | Sequence[int], number: int | None = None, name: str = "y"
     """Any finite set of labels as 0, 1, 2, …, (n,); rows of a matrix are one label each."""
     if not isinstance(y, Tensor | Sequence) or isinstance(y, str):
         raise ValueError(f"{name} must be a tensor or a list of labels; not {type(y).__name__}")
-    y = torch.as_tensor(y)
+    try:
+        y = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be labels that are numbers; not {y!r}") from error
     if y.ndim not in (1, 2) or not len(y):
         raise ValueError(f"{name} must be labels, (sample,), or rows of them; not of shape {tuple(y.shape)}")
     if number is not None and len(y) != number:

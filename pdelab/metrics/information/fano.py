@@ -4,6 +4,8 @@ import math
 
 from scipy.optimize import brentq
 
+from pdelab.options import number
+
 
 def binary_divergence(a: float, p: float) -> float:
     """d(a‖p) = a log(a/p) + (1 − a) log((1 − a)/(1 − p)), in nats: of a coin that shows 1 with a from one with p.
@@ -12,7 +14,7 @@ def binary_divergence(a: float, p: float) -> float:
     0.1438
     """
     for name, value in (("a", a), ("p", p)):
-        if not 0 <= value <= 1:
+        if not 0 <= number(name, value) <= 1:
             raise ValueError(f"{name} must be a probability, from 0 to 1; not {value!r}")
     parts = ((a, p), (1 - a, 1 - p))
     if any(x > 0 and y == 0 for x, y in parts):
@@ -28,9 +30,9 @@ def largest_accuracy(information: float, majority: float) -> float:
     >>> round(largest_accuracy(0.0, 0.1), 4), largest_accuracy(9.0, 0.1)
     (0.1, 1.0)
     """
-    if not 0 <= information < math.inf:
+    if number("information", information) < 0:
         raise ValueError(f"information must be in nats, finite and not negative; not {information!r}")
-    if not 0 < majority <= 1:
+    if not 0 < number("majority", majority) <= 1:
         raise ValueError(f"majority must be a share above 0, at most 1; not {majority!r}")
     if information >= -math.log(majority):  # d(1‖p) = −log p
         return 1.0

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, check_positive, sample_pair
+from pdelab.field import described
+from pdelab.metrics.information.estimate import Estimate, sample_pair
+from pdelab.options import positive, whole
 
 
 def gaussian_information(covariance: Tensor, split: int) -> Tensor:
@@ -15,8 +17,7 @@ def gaussian_information(covariance: Tensor, split: int) -> Tensor:
     0.2231
     """
     _check_covariance(covariance)
-    if not 0 < split < len(covariance):
-        raise ValueError(f"split must be from 1 to {len(covariance) - 1}; not {split!r}")
+    split = whole("split", split, 1, len(covariance) - 1)
     parts = covariance[:split, :split], covariance[split:, split:], covariance
     x, y, joint = (torch.linalg.slogdet(part) for part in parts)
     if not covariance.is_meta and min(x.sign, y.sign) <= 0:
@@ -31,19 +32,20 @@ def gaussian_channel(covariance: Tensor, noise: float | Tensor) -> Tensor:
     """
     _check_covariance(covariance)
     if not isinstance(noise, Tensor):
-        check_positive(noise, "noise")
+        positive("noise", noise)
     return torch.log1p(torch.linalg.eigvalsh(covariance) / noise**2).sum() / 2
 
 
 def _check_covariance(covariance: Tensor) -> None:
-    if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
-        raise ValueError(f"covariance must be a square matrix; not {tuple(covariance.shape)}")
+    square = isinstance(covariance, Tensor) and covariance.ndim == 2 and covariance.shape[0] == covariance.shape[1] > 0
+    if not square or not covariance.is_floating_point():
+        raise ValueError(f"covariance must be a square matrix of floats; not {described(covariance)}")
     if covariance.is_meta:
         return
     rounding = 10 * len(covariance) * torch.finfo(covariance.dtype).eps * covariance.abs().amax()
-    even = (covariance - covariance.T).abs().amax() <= rounding
+    even = torch.isfinite(rounding) and (covariance - covariance.T).abs().amax() <= rounding
     if not even or torch.linalg.eigvalsh(covariance.detach()).amin() < -rounding:
-        raise ValueError("covariance must be symmetric without negative eigenvalues")
+        raise ValueError("covariance must be finite and symmetric without negative eigenvalues")
 
 
 def gaussian_fit(x: Tensor, y: Tensor, *, correct: bool = True) -> Estimate:

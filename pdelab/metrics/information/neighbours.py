@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from pdelab.metrics.information.estimate import Estimate, check_whole, sample_pair
+from pdelab.metrics.information.estimate import Estimate, sample_pair
+from pdelab.options import whole
 
 AT_ONCE = 2**18  # distances held at once, so that memory does not grow with n² and the working set stays in the cache
 
@@ -24,7 +25,7 @@ def ksg(x: Tensor, y: Tensor, k: int = 3) -> Estimate:
     """
     x, y = sample_pair(x, y)
     n = len(x)
-    check_whole(k, "k", 1, n - 1)  # a sample has n − 1 neighbours
+    k = whole("k", k, 1, n - 1)  # a sample has n − 1 neighbours
     xs, ys = x.T.contiguous(), y.T.contiguous()  # one feature after the other: (feature, sample)
     chunk = max(1, AT_ONCE // n)
     local = torch.cat([_counted(xs, ys, range(i, min(i + chunk, n)), k) for i in range(0, n, chunk)])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pdelab.metrics.base import mean_along, norm
 from pdelab.metrics.information.estimate import samples
-from pdelab.options import choose
+from pdelab.options import choose, number
 
 DIMENSIONS = ("participation", "entropy")
 DIVERSITIES = ("variance", "distance", "cosine")
@@ -45,8 +45,7 @@ def sparsity(t: Tensor, threshold: float = 0.0, relative: bool = False) -> Tenso
     >>> sparsity(torch.tensor([[0.0, 1.0, -2.0, 0.0]])).item()
     0.5
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold < torch.inf:
-        raise ValueError(f"threshold must be a finite number of at least 0; not {threshold!r}")
+    number("threshold", threshold, 0)
     t = samples(t, "t", at_least=1)
     size = norm(t) / t.numel() ** 0.5 if relative else 1.0
     return (t.abs() <= threshold * size).to(t.dtype).mean()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pdelab.metrics.information.estimate import Estimate, labels, samples
+from pdelab.options import positive, whole
 from pdelab.seeds import derive
 
 
@@ -22,8 +23,7 @@ def usable_information(t: Tensor, y: Tensor, *, seed: int, folds: int = 5, stren
     """
     x = samples(t, "t").detach().cpu().double()
     y = _classes(y, len(x), folds).cpu()
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 < strength < float("inf"):
-        raise ValueError(f"strength must be a finite number above 0; not {strength!r}")
+    positive("strength", strength)
     # scikit-learn takes a second to load, which only those who ask for a probe should wait
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
@@ -46,8 +46,7 @@ def usable_information(t: Tensor, y: Tensor, *, seed: int, folds: int = 5, stren
 
 def _classes(y: Tensor, number: int, folds: int) -> Tensor:
     """y as 0, 1, …: (n,)."""
-    if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
-        raise ValueError(f"folds must be a whole number of at least 2; not {folds!r}")
+    folds = whole("folds", folds, 2)
     y = labels(y, number)
     counts = y.bincount()
     if len(counts) < 2:

@@ -12,7 +12,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from pdelab.field import check_number, described
 from pdelab.metrics.base import precise
+from pdelab.options import instance, whole
 
 
 def barber_agakov(log_q: Tensor, entropy: float | Tensor) -> Tensor:
@@ -23,6 +25,7 @@ def barber_agakov(log_q: Tensor, entropy: float | Tensor) -> Tensor:
     >>> barber_agakov(torch.tensor([0.5, 0.25]).log(), entropy=math.log(4)).item()
     0.3465735912322998
     """
+    check_number("entropy", entropy)
     return _vector(log_q, "log_q").mean() + entropy
 
 
@@ -101,6 +104,7 @@ def reparameterised(mean: Tensor, log_variance: Tensor, generator: torch.Generat
     is the same on every device.
     """
     mean, log_variance = _moments(mean, log_variance)
+    instance("generator", generator, torch.Generator)
     noise = torch.randn(mean.shape, generator=generator, device=generator.device, dtype=mean.dtype)
     return mean + (log_variance / 2).exp() * noise.to(mean.device)
 
@@ -115,8 +119,7 @@ class GaussianConditional(nn.Module):
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None):
         super().__init__()
         for name, value in (("inputs", inputs), ("outputs", outputs), ("hidden", 1 if hidden is None else hidden)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; not {value!r}")
+            whole(name, value)
         self.inputs, self.outputs = inputs, outputs
         self.mean = (
             nn.Linear(inputs, outputs)
@@ -139,8 +142,9 @@ class GaussianConditional(nn.Module):
     def _whitened(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """t and the mean in units of the standard deviation, and log q at the mean."""
         for name, value, width in (("t", t, self.outputs), ("x", x, self.inputs)):
-            if not isinstance(value, Tensor) or value.ndim != 2 or value.shape[1] != width or not len(value):
-                raise ValueError(f"{name} must be a tensor of shape (n, {width}); not {_given(value)}")
+            shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width and len(value)
+            if not shaped or value.is_complex() or value.dtype == torch.bool:
+                raise ValueError(f"{name} must be a tensor of numbers of shape (n, {width}); not {described(value)}")
         if len(t) != len(x):
             raise ValueError(f"t must have as many rows as x, {len(x)}; it has {len(t)}")
         s = self.log_variance
@@ -149,29 +153,25 @@ class GaussianConditional(nn.Module):
         return t.to(s.dtype) * scale, self.mean(x.to(s.dtype)) * scale, constant
 
 
-def _given(value) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
 def _vector(value: Tensor, name: str) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim != 1 or not len(value) or not value.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor of shape (n,), n ≥ 1; not {_given(value)}")
+        raise ValueError(f"{name} must be a floating-point tensor of shape (n,), n ≥ 1; not {described(value)}")
     return precise(value)
 
 
 def _matrix(value: Tensor, name: str) -> Tensor:
     good = isinstance(value, Tensor) and value.ndim == 2 and value.is_floating_point()
     if not good or len(value) != value.shape[1] or len(value) < 2:
-        raise ValueError(f"{name} must be a floating-point tensor of shape (n, n), n ≥ 2; not {_given(value)}")
+        raise ValueError(f"{name} must be a floating-point tensor of shape (n, n), n ≥ 2; not {described(value)}")
     return precise(value)
 
 
 def _moments(mean: Tensor, log_variance: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(mean, Tensor) or mean.ndim != 2 or 0 in mean.shape or not mean.is_floating_point():
-        raise ValueError(f"mean must be a floating-point tensor of shape (n, feature); not {_given(mean)}")
+        raise ValueError(f"mean must be a floating-point tensor of shape (n, feature); not {described(mean)}")
     good = isinstance(log_variance, Tensor) and log_variance.is_floating_point()
     if not good or log_variance.shape != mean.shape:
-        raise ValueError(f"log_variance must have the shape of mean, {tuple(mean.shape)}; not {_given(log_variance)}")
+        raise ValueError(f"log_variance must have mean's shape, {tuple(mean.shape)}; not {described(log_variance)}")
     mean, log_variance = precise(mean), precise(log_variance)
     dtype = torch.promote_types(mean.dtype, log_variance.dtype)
     return mean.to(dtype), log_variance.to(dtype)

@@ -60,7 +60,7 @@ def test_padding_before_a_sequence_is_refused():
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match="batch must be at most the 3 examples"):
+    with pytest.raises(ValueError, match="size of a batch must be at most the 3 examples"):
         shuffled_batches(Examples(X, Y), 4, 0, 0)
 
 

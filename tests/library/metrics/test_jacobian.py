@@ -72,7 +72,7 @@ def test_a_constant_map_has_no_slope():
 def test_a_map_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"f must give a field in the shape of u"):
         jacobian(lambda u: u[:, :1], torch.ones(1, 3, 2))
-    with pytest.raises(ValueError, match="steps must be at least 1"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1"):
         lipschitz(lambda u: u, torch.ones(1, 3, 2), steps=0)
 
 

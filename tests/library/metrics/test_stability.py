@@ -280,7 +280,13 @@ def test_one_euler_step_meets_the_factor_at_both_ends_of_its_interval():
 def test_a_step_has_no_margin_without_eps_and_loses_it_where_zero_repels():
     assert step_margin(dt=1e-9, strength=1.0, lipschitz=0.0, eps=0.0) == -math.inf
     assert step_margin(dt=0.2, strength=1.0, lipschitz=0.0, eps=0.01) == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="strength must not be negative"):
+    with pytest.raises(ValueError, match="strength must be a finite number of at least 0"):
         step_margin(dt=0.1, strength=-1.0, lipschitz=0.0, eps=0.01)
-    with pytest.raises(ValueError, match="eps must not be negative"):
+    with pytest.raises(ValueError, match="eps must be a finite number of at least 0"):
         basin_margin(field(), strength=1.0, growth=0.0, eps=-0.01)
+
+
+@pytest.mark.parametrize("f", [lambda u: u[:, :1], lambda u: u.sum(), lambda u: 3.0])
+def test_a_function_that_gives_no_field_has_no_growth(f):
+    with pytest.raises(ValueError, match="f must give a field in the shape of u"):
+        growth_towards_mean(f, field())

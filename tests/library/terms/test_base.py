@@ -141,3 +141,37 @@ def test_a_choice_that_is_not_known_hears_of_the_known_ones():
     assert choose("colour", "red", {"red": 1, "blue": 2}) == 1
     with pytest.raises(ValueError, match=r"colour must be one of red, blue; not 'green'"):
         choose("colour", "green", {"red": 1, "blue": 2})
+
+
+@every_term
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_a_field_that_is_no_float_is_refused_with_what_to_do(name, dtype):
+    with pytest.raises(ValueError, match=r"u must hold floating-point numbers, not torch.*; try u.float\(\)"):
+        term(name)((4 * field()).to(dtype))
+
+
+@pytest.mark.parametrize("name", [name for name in TERMS if list(TERMS[name]().parameters())])
+def test_a_field_of_another_dtype_than_the_weights_is_refused_in_our_words(name):
+    words = r"u is torch.float64 and not torch.float32 as the weights; try u.to\(torch.float32\), .* \.double\(\)"
+    with pytest.raises(ValueError, match=words):
+        term(name).float()(field())
+    with pytest.raises(ValueError, match=r"u is on meta and the weights on cpu; try u.to\('cpu'\)"):
+        term(name)(field().to("meta"))
+
+
+@every_term
+def test_autocast_may_mix_dtypes(name):
+    module, u = term(name).float(), field(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = module(u), module(u.bfloat16())
+    for one in rough:
+        torch.testing.assert_close(one.float(), module(u), rtol=0.1, atol=0.1)
+
+
+@every_term
+def test_a_mask_with_holes_or_without_tokens_is_refused(name):
+    holes, none = torch.ones(2, 2, 5, dtype=torch.bool).unbind()
+    holes[0, 2], none[1] = False, False
+    for mask, words in ((holes, "mask has holes"), (none, "mask leaves a sequence"), (holes[0], "mask must be a bool")):
+        with pytest.raises(ValueError, match=words):
+            term(name)(field(), 0.0, mask)

@@ -218,5 +218,5 @@ def test_exact_and_implicit_steps_refuse_what_is_not_a_field_of_their_width(way,
 
 
 def test_a_grid_without_tokens_has_no_largest_step():
-    with pytest.raises(ValueError, match="n must be at least 1"):
+    with pytest.raises(ValueError, match="tokens must be a whole number of at least 1"):
         Diffusion(1.0).largest_step(0)

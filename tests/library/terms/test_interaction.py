@@ -159,9 +159,15 @@ def test_weights_of_the_normalised_field_are_those_of_its_layer_norm():
     torch.testing.assert_close(term.weights(u), interaction().weights(normal), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("width", "heads"), [(4, 3), (4, 0), (0, 1), (4, -2), (4, 8)])
+@pytest.mark.parametrize(("width", "heads"), [(4, 3), (4, 8)])
 def test_heads_that_do_not_divide_the_width_are_refused(width, heads):
     with pytest.raises(ValueError, match=r"heads must divide width"):
+        Interaction(width, heads)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(4, 0), (0, 1), (4, -2), (4.0, 2), (4, True), (10**12, 1)])
+def test_sizes_must_be_whole_numbers_that_a_memory_holds(width, heads):
+    with pytest.raises(ValueError, match=r"(width|heads) must be a whole number (of at least 1|from 1 to)"):
         Interaction(width, heads)
 
 
@@ -246,9 +252,9 @@ def test_narrow_heads_with_a_shared_output_have_the_rank_of_one_head():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"heads": 0}, "heads must be at least 1"),
-        ({"head_width": 0, "leak": False}, "head_width between 1 and 4"),
-        ({"head_width": WIDTH + 1, "leak": False}, "head_width between 1 and 4"),
+        ({"heads": 0}, "heads must be a whole number of at least 1"),
+        ({"head_width": 0, "leak": False}, "head_width must be a whole number from 1 to 4"),
+        ({"head_width": WIDTH + 1, "leak": False}, "head_width must be a whole number from 1 to 4"),
         ({"head_width": 2}, "set leak=False"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_source_that_gives_no_field_is_refused(source):
 
 @pytest.mark.parametrize(("width", "hidden"), [(0, 4), (4, 0), (-1, 3)])
 def test_sizes_below_one_are_refused(width, hidden):
-    with pytest.raises(ValueError, match="width and hidden"):
+    with pytest.raises(ValueError, match=r"(width|hidden) must be a whole number of at least 1"):
         Reaction(width, hidden)
 
 
