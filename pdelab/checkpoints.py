@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -91,13 +91,20 @@ def identity(name: str, value: object) -> str:
     if "<" not in kind.__qualname__:  # else defined inside a function, or a lambda
         known = f"{kind.__module__}.{kind.__qualname__}"
         if kind is value:
-            return known
+            # the functions of a notebook are all of one module, and a cell may be edited
+            return known if kind.__module__ != "__main__" else f"{known} {_code(value.__code__)}"
         if is_dataclass(kind):
             return f"{known}({of({field.name: getattr(value, field.name) for field in fields(value)})})"
     raise ValueError(
         f"{name} must be a function of a module, a functools.partial of one, or a dataclass, for a run kept in a "
         f"folder: a checkpoint could not tell this {type(value).__name__} from another"
     )
+
+
+def _code(code: CodeType) -> str:
+    """A checksum of what a function does, the same wherever it lies in memory."""
+    plain = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{zlib.crc32(code.co_code + repr((plain, code.co_names)).encode()):08x}"
 
 
 def _checksum(tensors: Iterable[Tensor]) -> str:
@@ -171,6 +178,8 @@ def load(
 def _in_our_words(path: Path) -> Iterator[None]:
     try:
         yield
+    except (MemoryError, OSError, torch.OutOfMemoryError):  # no fault of the checkpoint
+        raise
     except Exception as error:  # of whatever kind; torch would advise to load it without its safeguard
         raise RefusedCheckpoint(
             f"{path} was written by another version or is no checkpoint of a training ({type(error).__name__}); "

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtrackingtensor
 
 from pdelab import formulas
 from pdelab.options import choose, number, whole
@@ -36,7 +36,7 @@ def check_field(
     name: str = "u",
     width: int | None = None,
     mask: Mask | None = None,
-    weights: Tensor | None = None,
+    weights: Tensor | torch.nn.Module | None = None,
 ) -> Field:
     """u with zeros where no token is, if it is a non-empty, finite (batch, token, feature) tensor of floats."""
     check_state(u, None, width, weights, name)
@@ -48,11 +48,15 @@ def check_field(
 
 
 def check_state(
-    u: Field, mask: Mask | None = None, width: int | None = None, weights: Tensor | None = None, name: str = "u"
+    u: Field,
+    mask: Mask | None = None,
+    width: int | None = None,
+    weights: Tensor | torch.nn.Module | None = None,
+    name: str = "u",
 ) -> None:
     """The cheap check at the door of every term and operator; values are looked at once, where a run starts.
 
-    weights: any of those that u meets, which must have its dtype and device.
+    weights: any of those that u meets, or the layer that has them; they must have its dtype and device.
     """
     if not isinstance(u, Tensor):
         raise ValueError(f"{name} must be a torch.Tensor of shape (batch, token, feature), not {type(u).__name__}")
@@ -61,7 +65,9 @@ def check_state(
         raise ValueError(f"{name} must have shape (batch, token, {wanted}), none of them 0; not {tuple(u.shape)}")
     if not u.is_floating_point():
         raise ValueError(f"{name} must hold floating-point numbers, not {u.dtype}; try {name}.float()")
-    if weights is not None:
+    if isinstance(weights, torch.nn.Module):  # one that was put in place of ours may keep its weights elsewhere
+        weights = getattr(weights, "weight", None)
+    if isinstance(weights, Tensor):
         check_like(u, weights, name)
     if mask is not None and not _known(mask, u):
         check_mask(mask, u)
@@ -75,6 +81,8 @@ def check_like(u: Tensor, weights: Tensor | None, name: str = "u", other: str = 
         raise ValueError(
             f"{name} is on {u.device} and {other} on {weights.device}; try {name}.to({str(weights.device)!r})"
         )
+    if weights.ndim == 1 and weights.dtype in PRECISE and u.dtype not in PRECISE:
+        return  # a norm is often kept in float32 inside a model of half precision
     if u.is_meta or not torch.is_autocast_enabled(u.device.type):
         raise ValueError(
             f"{name} is {u.dtype} and not {weights.dtype} as {other}; try {name}.to({weights.dtype}), or for a model "
@@ -101,7 +109,7 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
     if mask.device != u.device:
         raise ValueError(f"{name} is on {mask.device} and the field on {u.device}; try {name}.to({str(u.device)!r})")
     # a trace or a vmap has no values to look at
-    if mask.is_meta or torch.compiler.is_compiling() or is_batchedtensor(mask):
+    if mask.is_meta or torch.compiler.is_compiling() or _is_mapped(mask):
         return
     version = None if mask.is_inference() else mask._version  # such a tensor does not count its changes
     if not mask.any(dim=1).all():
@@ -116,6 +124,13 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
     if version is not None:
         global _last_good
         _last_good = weakref.ref(mask), version
+
+
+def _is_mapped(mask: Mask) -> bool:
+    """Whether vmap hides the values, also inside of grad."""
+    while is_gradtrackingtensor(mask):
+        mask = get_unwrapped(mask)
+    return is_batchedtensor(mask)
 
 
 _last_good: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)

@@ -23,7 +23,7 @@ from pdelab.field import (
     token_mean,
 )
 from pdelab.integrators import Euler, Integrator, LieEuler
-from pdelab.options import instance, positive, whole
+from pdelab.options import flags, instance, positive, whole
 from pdelab.seeds import derive, seeded
 from pdelab.solver import OURS, Status, Trajectory, solve
 from pdelab.terms.base import choose
@@ -97,6 +97,9 @@ class Model(nn.Module):
         self.equation = instance("equation", equation, *OURS)
         self.integrator = instance("integrator", integrator, Integrator)
         self.steps, self.dt = whole("steps", steps), positive("dt", dt)
+        for name, part in (("embed", embed), ("norm", norm), ("readout", readout)):
+            instance(name, part, nn.Module, type(None))
+        flags(pool=pool)
         self.embed, self.norm, self.readout, self.pool = embed, norm, readout, pool
 
     def trajectory(
@@ -173,6 +176,7 @@ def with_ends(
     """
 
     instance("core", core, Model)
+    flags(pool=pool)
     outputs = whole("outputs", outputs)
 
     def ends() -> tuple[Embedding, nn.Linear]:
@@ -225,6 +229,7 @@ def transformer(
 
     depth = whole("depth", depth, most=10**4)
     positive("dt", dt)
+    flags(shared=shared, final_norm=final_norm)
 
     def build() -> MasterEquation:
         attention = Interaction(width, heads, causal=causal)
@@ -285,6 +290,7 @@ def simulator(
     check_number("stabilization", stabilization, 0)
     check_boundary(boundary)
     choose("activation", activation, ACTIVATIONS)
+    flags(shared=shared)
     sizes, options = (width, heads, hidden), {"diffusion": diffusion, "boundary": boundary, "activation": activation}
     presets = {
         "P2 eq 4": lambda: MasterEquation.later(*sizes, **options, stabilization=stabilization),
@@ -355,6 +361,7 @@ def coupled(
     outflow: the last layer gives C_{L,L+1}(u_L) away; without it that term is 0.
     """
     layers = whole("layers", layers, most=10**4)
+    flags(inflow=inflow, outflow=outflow)
     if layers == 1 and not inflow:
         raise ValueError("one layer without inflow has nothing to exchange; use simulator('earlier', …)")
     each = {}

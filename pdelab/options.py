@@ -59,13 +59,28 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     """
     if type(value) is float and least < value < most:
         return value
-    real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond what a float holds
+        real = False
     if not real or not least <= value <= most or (above and value == least):
         kind = "positive" if above and least == 0 else "finite"
         low = "" if kind == "positive" or least == -math.inf else f" of at least {least}"
         high = "" if most == math.inf else f" of at most {most}"
         raise ValueError(f"{name} must be a {kind} number{' and'.join(filter(None, (low, high)))}; not {value!r}")
-    return value
+    return value if type(value) in (int, float) else float(value)  # not NumPy's, which a checkpoint cannot hold
+
+
+def flags(**given: Any) -> None:
+    """True or False each: a word such as "no" would count as True.
+
+    >>> flags(causal="no")
+    Traceback (most recent call last):
+    ValueError: causal must be True or False; not 'no'
+    """
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False; not {value!r}")
 
 
 def positive(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_field, check_like, keep_real, same_shape
 from pdelab.integrators import Euler, Integrator, Rate
-from pdelab.options import function, instance, number, positive, whole
+from pdelab.options import flags, function, instance, number, positive, whole
 from pdelab.status import Status
 from pdelab.terms.base import Term
 
@@ -115,6 +115,7 @@ def solve(
     weights = next(f.parameters(), None) if isinstance(f, OURS) else None
     u0 = check_field(u0, "u0", mask=mask, weights=weights)
     steps, dt = whole("steps", steps, most=10**9), float(positive("dt", dt))
+    flags(attention=attention, throw=throw)
     integrator = Euler() if integrator is None else integrator
     instance("integrator", integrator, Integrator)
     rate = _as_rate(f, mask)
@@ -147,7 +148,7 @@ def _check_layers(f: Layered, steps: int, dt: float) -> None:
     """Refuse steps that jump over layers, that stay in the first of several, or are as many as layers and shorter."""
     layers, long, constant = len(f.equations), dt / f.dt, f.interpolation == "constant"
     first = long * steps < 1 + 1e-6 and layers > 1 + (not constant)  # between two layers a line is the whole path
-    if abs(long - 1) > 1e-6 and (first or (constant and (long > 1 or steps == layers > 1))):
+    if layers > 1 and abs(long - 1) > 1e-6 and (first or (constant and (long > 1 or steps == layers))):
         raise ValueError(
             f"dt = {dt:.6g} is not the dt = {f.dt:.6g} of the {layers} layers of f, and {steps} steps of it leave "
             f"layers out; take dt={f.dt:.6g}, one step a layer, or dt={f.dt:.6g}/k with steps={layers}*k, k steps each"

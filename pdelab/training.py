@@ -66,21 +66,23 @@ class Settings:
     penalty: Objective | None = None
 
     def __post_init__(self):
+        def plain(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # as a checkpoint can hold it: not a number of NumPy's
+
         for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("checkpoint_every", 1)):
-            whole(name, getattr(self, name), least, 10**9)
+            plain(name, whole(name, getattr(self, name), least, 10**9))
         if self.evaluate_every is not None:  # None: at the end only
-            whole("evaluate_every", self.evaluate_every, most=10**9)
+            plain("evaluate_every", whole("evaluate_every", self.evaluate_every, most=10**9))
         if self.warmup > self.steps:
             raise ValueError(f"warmup must be at most the {self.steps} steps; not {self.warmup}")
-        positive("rate", self.rate)
-        number("weight_decay", self.weight_decay, 0)
+        plain("rate", positive("rate", self.rate))
+        plain("weight_decay", number("weight_decay", self.weight_decay, 0))
         if self.clip is not None:
-            positive("clip", self.clip)
+            plain("clip", positive("clip", self.clip))
         choose("decay", self.decay, DECAYS)
         if not isinstance(self.watch, tuple | list | range):
             raise ValueError(f"watch must be a tuple of steps, such as (0, {self.steps}); not {self.watch!r}")
-        for step in self.watch:
-            whole("watch", step, 0, self.steps)
+        plain("watch", tuple(whole("watch", step, 0, self.steps) for step in self.watch))
         for name in HOOKS:
             if getattr(self, name) is not None:
                 function(name, getattr(self, name))
@@ -223,7 +225,8 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
     weights, record and checkpoint are those of that step, and the same call goes on from there.
     """
     instance("model", model, nn.Module)
-    _check(data, settings, seed, place)
+    seed = whole("seed", seed, 0, 2**64 - 1)
+    _check(data, settings, place)
     model.to(choose_device(str(place.device))).train()
     loop = _Loop(model, data, settings, seed)
 
@@ -239,11 +242,10 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
     return loop.record
 
 
-def _check(data: Dataset, settings: Settings, seed: int, place: Place) -> None:
+def _check(data: Dataset, settings: Settings, place: Place) -> None:
     instance("data", data, Dataset)
     instance("settings", settings, Settings)
     instance("place", place, Place)
-    whole("seed", seed, 0, 2**64 - 1)
     if not len(data.test):
         raise ValueError("data has no test examples")
     if settings.batch > len(data.train):

@@ -12,13 +12,13 @@ def train_in_child(folder) -> None:
     import_module("library.test_training").run(folder)
 
 
-def killed_at_seed_0(job, line, device, progress, threads):
+def killed_at_seed_0(job, line, device, progress, threads, stop):
     if job.seed == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return import_module("pdebook.evidence.run").do(job)
 
 
-def faulty_at_seed_0(job, line, device, progress, threads):
+def faulty_at_seed_0(job, line, device, progress, threads, stop):
     if job.seed == 0:
         raise ZeroDivisionError("a fault of the experiment")
     return import_module("pdebook.evidence.run").do(job)

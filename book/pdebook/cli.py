@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
@@ -114,6 +114,8 @@ def _having(scale: Scale, names: Sequence[str]) -> list[str]:
     """The experiments that are meant: those named, and of those that fit a pattern the ones that have this scale."""
     wanted = matching(names)
     without = [name for name in wanted if name not in names and scale not in runner.find(name).scales]
+    if without == wanted:
+        raise click.UsageError(f"none of {', '.join(wanted)} has the scale {scale}")
     if without:
         click.echo(f"{len(without)} have no scale {scale} and are left out: {', '.join(without)}")
     return [name for name in wanted if name not in without]
@@ -159,10 +161,10 @@ def _done(result: Result) -> str:
 def results(name, scale, folder, as_csv) -> None:
     """What is recorded: all experiments, or the figures of one with their controls and intervals.
 
-    Yours and the book's; of one experiment yours, if there are any. A list has one value per layer, or per evaluation.
+    Yours, and the book's for seeds that you lack. A list has one value per layer, or per evaluation.
     """
     known = stores(folder)
-    surveys = {whose: store.survey(name or "*") for whose, store in known.items()}
+    surveys = {whose: store.survey(name) for whose, store in known.items()}
     damaged = [str(fault) for _, faults in surveys.values() for fault in faults.values()]
     every = {whose: whole for whose, (whole, _) in surveys.items()}
     if name is None:
@@ -176,7 +178,7 @@ def results(name, scale, folder, as_csv) -> None:
         _tell(damaged)
         return
     chosen = {whose: [r for r in found if scale in (None, r.scale)] for whose, found in every.items()}
-    found = next((found for found in chosen.values() if found), None)
+    found = _pooled(chosen.values())
     if not found:
         _tell(damaged)
         there = ", ".join(dict.fromkeys(r.scale for found in every.values() for r in found))
@@ -200,11 +202,21 @@ def results(name, scale, folder, as_csv) -> None:
     if definitions:
         click.echo("\n" + "\n".join(f"{key}: {words}" for key, words in definitions.items()))
     cuts = {f"{r.scale}: the training was cut to {r.configuration['cut']}" for r in found if "cut" in r.configuration}
-    others = {whose: len(runs) for whose, runs in chosen.items() if runs and runs is not found}
-    hidden = [f"{n} results not shown are {whose}: --store {known[whose].folder}" for whose, n in others.items()]
-    if notes := [*sorted(cuts), *hidden]:
+    shares = {whose: sum(any(r is one for one in found) for r in runs) for whose, runs in chosen.items() if runs}
+    whose = ", ".join(f"{number} are {one}" for one, number in shares.items())
+    if notes := [*sorted(cuts), *([f"of the results shown, {whose}"] if len(shares) > 1 else [])]:
         click.echo("\n" + "\n".join(notes))
     _tell(damaged)
+
+
+def _pooled(stores: Iterable[Sequence[Result]]) -> list[Result]:
+    """The results of the first store, and of the next the seeds that are missing, if their settings are the same."""
+    found: dict[tuple[str, int], Result] = {}
+    for results in stores:
+        settings = {r.scale: r.configuration for r in found.values()}
+        same = [r for r in results if settings.get(r.scale, r.configuration) == r.configuration]
+        found = {(r.scale, r.seed): r for r in same} | found
+    return [found[key] for key in sorted(found)]
 
 
 def _tell(damaged: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ class Seeds(click.ParamType):
         except ValueError:
             self.fail(f"{value!r} is neither a number of seeds, such as 5, nor a list of seeds, such as 0,3,7")
         several = "," in str(value)
-        if min(parts) < (0 if several else 1) or (not several and parts[0] > MOST_SEEDS):
+        if max(parts) >= 2**63 or min(parts) < (0 if several else 1) or (not several and parts[0] > MOST_SEEDS):
             self.fail(f"{value!r} must be a number of seeds, 1 to {MOST_SEEDS}, or a list of seeds from 0")
         seeds = parts if several else range(parts[0])
         return list(dict.fromkeys(seeds))

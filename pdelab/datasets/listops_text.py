@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdelab.datasets.base import Examples
+from pdelab.options import flags
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 SYMBOLS = ("<pad>", *(f"[{name}" for name in OPERATORS), "]", *"0123456789")
@@ -24,6 +25,7 @@ def to_text(row: Tensor | np.ndarray, parentheses: bool = False) -> str:
     >>> to_text(row, parentheses=True)
     '( ( ( [MAX 2 ) 9 ) ] )'
     """
+    flags(parentheses=parentheses)
     if not isinstance(row, Tensor | np.ndarray) or row.ndim != 1 or "int" not in str(row.dtype):
         raise ValueError(f"row must be a row of x, whole numbers (token,); not {row!r}")
     ids = row.tolist()

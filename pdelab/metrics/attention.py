@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdelab.field import Mask, check_mask, described
 from pdelab.metrics.base import mean_where, precise
-from pdelab.options import choose
+from pdelab.options import choose, flags
 
 
 def cosine(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
@@ -47,6 +47,7 @@ def uniform(P: Tensor, mask: Mask | None = None, *, causal: bool = False) -> Ten
     [[[[1.0, 0.0], [0.5, 0.5]]]]
     """
     check_maps(P, mask, "P")
+    flags(causal=causal)
     seen = _real(P, mask)
     if causal:
         seen = seen & seen.new_ones(P.shape[-2:]).tril()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, check_field, described, first_token, precise
-from pdelab.options import choose, function, instance
+from pdelab.options import choose, flags, function, instance
 from pdelab.solver import Trajectory
 
 
@@ -20,6 +20,7 @@ def clean(u: Field, mask: Mask | None = None, name: str = "u") -> Field:
 
 
 def clean_pair(u: Field, v: Field, mask: Mask | None = None, same_width: bool = True) -> tuple[Field, Field]:
+    flags(same_width=same_width)
     u, compared = clean(u, mask), 3 if same_width else 2
     if isinstance(v, Tensor) and v.ndim == 3 and 0 not in v.shape and v.shape[:compared] != u.shape[:compared]:
         raise ValueError(f"v must have the shape of u, {tuple(u.shape)}; not {tuple(v.shape)}")

@@ -16,7 +16,7 @@ from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, keep_real, lengths
 from pdelab.integrators import Euler, Integrator, LieEuler
 from pdelab.metrics.base import precise
-from pdelab.options import choose
+from pdelab.options import choose, flags, instance
 from pdelab.solver import Trajectory
 from pdelab.terms.base import Term
 
@@ -70,8 +70,8 @@ def budget(
     >>> [round(x, 6) for x in budget(heat, run, Euler()).energy[0].tolist()]
     [-0.12]
     """
-    if not isinstance(equation, MasterEquation | Layered):
-        raise ValueError(f"equation must be a MasterEquation or Layered; not {type(equation).__name__}")
+    instance("equation", equation, MasterEquation, Layered)
+    flags(leak=leak)
     if type(integrator) not in (Euler, LieEuler):
         raise ValueError(
             "integrator must be Euler() or LieEuler(), whose steps are sums over the terms; "

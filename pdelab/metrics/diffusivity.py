@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdelab.field import Mask, check_mask, described, keep_real, positions, precise
 from pdelab.metrics.attention import check_maps
-from pdelab.options import choose, whole
+from pdelab.options import choose, flags, whole
 
 READINGS = ("moment", "weights", "constant")
 
@@ -70,6 +70,7 @@ def symbol(J: Tensor) -> Tensor:
 def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = False) -> Tensor:
     """m_k(x_i) = Σ_j P_ij (x_j − x_i)^k, with |x_j − x_i|^k if absolute: (batch, head, token), zero at padding."""
     order = whole("order", order, 0)
+    flags(absolute=absolute)
     P = _maps(P, mask)
     r = _offsets(P[:, 0], mask)
     power = (r.abs() if absolute else r) ** order

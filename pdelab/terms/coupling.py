@@ -1,14 +1,13 @@
 """C: exchange between neighbouring layers of the coupled system.  (P1 eq 4/17-19)"""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import nn
 
 from pdelab.field import Field, Mask, check_state
 from pdelab.formulas import keep_real
-from pdelab.options import whole
+from pdelab.options import flags, whole
 from pdelab.terms.base import Term
 
 
@@ -27,11 +26,12 @@ class Coupling(Term):
     def __init__(self, width: int, layers: int, *, inflow: bool = False, outflow: bool = False):
         super().__init__()
         width, layers = whole("width", width), whole("layers", layers, least=2)
+        flags(inflow=inflow, outflow=outflow)
         self.width, self.layers, self.inflow, self.outflow = width, layers, inflow, outflow
         self.exchange = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 1 + outflow))
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width * self.layers, cast(nn.Linear, self.exchange[0]).weight)
+        check_state(u, mask, self.width * self.layers, self.exchange[0])
         states = keep_real(u, mask).split(self.width, dim=-1)
         given = [link(state) for link, state in zip(self.exchange, states, strict=False)]
         nothing = torch.zeros_like(states[0])

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pdelab.field import Field, Mask, check_field, check_number, check_state
 from pdelab.formulas import attention_contraction, keep_real, norm2
-from pdelab.options import whole
+from pdelab.options import flags, whole
 from pdelab.terms.base import Term
 
 
@@ -36,6 +36,7 @@ class Interaction(Term):
     ):
         super().__init__()
         width, heads = whole("width", width), whole("heads", heads)
+        flags(leak=leak, causal=causal, bias=bias)
         if width % heads:
             raise ValueError(f"heads must divide width; {heads} heads do not divide width {width}")
         self.width, self.heads, self.head_width = width, heads, width // heads
@@ -50,7 +51,7 @@ class Interaction(Term):
         return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head width)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width, self.qkv.weight)
+        check_state(u, mask, self.width, self.qkv)
         u = keep_real(u, mask)
         q, k, v = self._split(u)
         allowed = self._allowed(u, mask)
@@ -80,7 +81,7 @@ class Interaction(Term):
 
     def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
         """The attention maps P: (batch, head, token, token); each row of a real token sums to one."""
-        u = check_field(u, width=self.width, mask=mask, weights=self.qkv.weight)
+        u = check_field(u, width=self.width, mask=mask, weights=self.qkv)
         q, k, _ = self._split(u)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         allowed = self._allowed(u, mask)
@@ -130,7 +131,7 @@ class SharedOutputInteraction(Interaction):
         causal: bool = False,
         bias: bool = False,
     ):
-        super().__init__(width, causal=causal, bias=bias)
+        super().__init__(width, leak=leak, causal=causal, bias=bias)
         heads = whole("heads", heads)
         head_width = width if head_width is None else whole("head_width", head_width, most=width)
         if leak and head_width != width:

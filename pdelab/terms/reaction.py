@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_state, described, positions
 from pdelab.formulas import Constants, keep_real, reaction_constants
-from pdelab.options import choose, function, whole
+from pdelab.options import choose, flags, function, whole
 from pdelab.terms.base import Term
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -40,6 +40,7 @@ class Reaction(Term):
     ):
         super().__init__()
         width, hidden = whole("width", width), whole("hidden", hidden)
+        flags(leak=leak, bias=bias)
         self.width, self.leak = width, leak
         self.source = None if source is None else function("source", source)
         self.inner = nn.Linear(width, hidden, bias=bias)
@@ -47,7 +48,7 @@ class Reaction(Term):
         self.outer = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width, self.inner.weight)
+        check_state(u, mask, self.width, self.inner)
         u = keep_real(u, mask)
         rate = self.outer(self.activation(self.inner(u)))
         if self.source is not None:
@@ -94,7 +95,7 @@ class Rectified(Term):
         self.linear = nn.Linear(width, width)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width, self.linear.weight)
+        check_state(u, mask, self.width, self.linear)
         u = keep_real(u, mask)
         return keep_real(torch.relu(self.linear(u)) - u, mask)
 

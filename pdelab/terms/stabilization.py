@@ -22,7 +22,7 @@ from pdelab.field import (
     positions,
 )
 from pdelab.formulas import keep_real
-from pdelab.options import instance, whole
+from pdelab.options import flags, instance, whole
 from pdelab.terms.base import Term
 
 
@@ -102,11 +102,12 @@ class LayerNormRate(Term):
     def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
         _check(strength, eps)
+        flags(bias=bias, centre=centre)
         self.width, self.strength = whole("width", width), strength
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width, self.norm.weight)
+        check_state(u, mask, self.width, self.norm)
         u = keep_real(u, mask)
         return self.strength * keep_real(self.norm(u) - u, mask)
 
@@ -119,15 +120,16 @@ class PreNorm(Term):
     def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
         super().__init__()
         check_number("eps", eps, 0)
+        flags(bias=bias)
         self.width, self.term = whole("width", width), instance("term", term, Term)
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
         self.symbol = term.symbol  # its rate counts as that of the term inside
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
-        check_state(u, mask, self.width, self.norm.weight)
+        check_state(u, mask, self.width, self.norm)
         return self.term(self.norm(keep_real(u, mask)), t, mask)
 
     def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
         """The attention maps of an interaction that reads the normalised field."""
-        u = check_field(u, width=self.width, mask=mask, weights=self.norm.weight)
+        u = check_field(u, width=self.width, mask=mask, weights=self.norm)
         return cast(Any, self.term).weights(self.norm(u), mask)  # an Interaction has them; others say so

@@ -4,10 +4,12 @@ import csv
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import children
 import pytest
@@ -211,14 +213,21 @@ def test_results_go_where_git_does_not_look_or_for_an_installed_package_to_the_u
     assert terminal.own_folder().parts[-2:] == ("pdelab", "results")
 
 
-def test_what_the_book_recorded_is_skipped_and_shown_until_there_are_results_of_your_own(places):
+def test_what_the_book_recorded_is_skipped_and_shown_beside_results_of_your_own(places):
     assert "5 recorded already" in pdelab("run", "heat_ends", "--seeds", "5", "--quiet")
     assert not (places / "results").exists()
     assert "(5 seeds)" in pdelab("results", "heat_ends")
-    pdelab("run", "heat_ends", "--seeds", "2", "--again", "--quiet")
+    pdelab("run", "heat_ends", "--seeds", "1,7", "--again", "--quiet")
     shown = pdelab("results", "heat_ends")
-    assert "(2 seeds)" in shown
-    assert f"5 results not shown are the book's: --store {Store().folder}" in shown
+    assert "(6 seeds)" in shown
+    assert "of the results shown, 2 are yours, 4 are the book's" in shown
+
+    other = Store(places / "results").load("heat_ends")[0]
+    shutil.rmtree(places / "results" / "heat_ends")
+    Store(places / "results").save(replace(other, configuration={"other": 1}))
+    shown = pdelab("results", "heat_ends")  # with other settings there is no common mean
+    assert "(1 seed)" in shown
+    assert "1 are yours, 0 are the book's" in shown
     assert {line.split()[-1] for line in pdelab("results").splitlines() if "heat_ends" in line} == {"yours", "book's"}
 
 

@@ -310,3 +310,11 @@ def test_half_precision_knows_more_than_256_tokens(half, boundary):
     assert positions(u, mask)[0].unique().numel() == n
     assert lengths(u, mask).flatten().tolist() == [n, 300]
     torch.testing.assert_close(token_mean(u, mask).float(), token_mean(u.float(), mask), rtol=1e-2, atol=1e-5)
+
+
+def test_a_mask_may_be_mapped_over_inside_of_a_gradient():
+    u, mask = torch.randn(3, 2, 4, 2), torch.ones(3, 2, 4, dtype=torch.bool)
+    mask[:, 1, 3:] = False
+    each = torch.func.vmap(torch.func.grad(lambda u, mask: laplacian(u, mask=mask).square().sum()))(u, mask)
+    one = torch.func.grad(lambda u: laplacian(u, mask=mask[0]).square().sum())(u[0])
+    torch.testing.assert_close(each[0], one)

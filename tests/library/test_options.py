@@ -1,6 +1,7 @@
 """What an argument may be, or an error that names it."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -48,9 +49,15 @@ def test_a_size_that_fills_the_memory_is_refused_with_its_bound():
     assert seed_of(-3) == -3
 
 
-@pytest.mark.parametrize("given", [1, 0.5, np.float32(0.5), np.float64(0.5)])
-def test_a_number_is_given_back_as_it_is(given):
-    assert positive("dt", given) is given
+@pytest.mark.parametrize("given", [1, 0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 2)])
+def test_a_number_is_given_back_as_a_plain_one(given):
+    assert positive("dt", given) == given
+    assert type(positive("dt", given)) in (int, float)
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    with pytest.raises(ValueError, match="dt must be a positive number"):
+        positive("dt", 10**400)
 
 
 @pytest.mark.parametrize("given", [math.nan, math.inf, "1", None, True, 1j, [1.0]])

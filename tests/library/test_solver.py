@@ -19,7 +19,19 @@ from systems import (
     seeded,
 )
 
-from pdelab import Diffusion, Diverged, Euler, Interaction, MasterEquation, PreNorm, Reaction, Status, Trajectory, solve
+from pdelab import (
+    Diffusion,
+    Diverged,
+    Euler,
+    Interaction,
+    Layered,
+    MasterEquation,
+    PreNorm,
+    Reaction,
+    Status,
+    Trajectory,
+    solve,
+)
 
 
 def one(value=1.0, **options):
@@ -331,3 +343,11 @@ def test_layers_that_are_joined_by_lines_may_be_passed_in_longer_steps():
 def test_a_field_of_another_dtype_is_refused_where_the_run_starts():
     with pytest.raises(ValueError, match=r"u0 is torch.float32 and not torch.float64 as the weights; try u0.to\("):
         solve(equation(), field(dtype=torch.float32), steps=1, dt=0.1)
+
+
+def test_one_layer_is_followed_for_any_time():
+    layer = Layered([MasterEquation(Diffusion(0.01))])
+    u = torch.randn(1, 4, 1)
+    torch.testing.assert_close(
+        solve(layer, u, steps=2, dt=2.0).final, solve(layer.equations[0], u, steps=2, dt=2.0).final
+    )

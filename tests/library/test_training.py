@@ -720,3 +720,35 @@ def test_weights_of_no_child_are_watched_as_own():
 
     record = train(Own(), DATA, SETTINGS, seed=0, place=QUIET)
     assert list(record.watched[0].gradient_norm) == ["out", "own"]
+
+
+def test_numbers_of_numpy_are_kept_so_that_a_run_goes_on(tmp_path):
+    settings = Settings(np.int64(6), batch=np.int64(4), rate=np.float64(1e-2), watch=(np.int64(0),), clip=np.float32(1))
+    first = run(tmp_path, settings, seed=np.int64(3))[1]
+    assert same(run(tmp_path, settings, seed=3)[1], first)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, OSError, torch.OutOfMemoryError])
+def test_a_fault_of_the_machine_is_not_taken_for_one_of_the_checkpoint(tmp_path, monkeypatch, kind):
+    def fails(*_):
+        raise kind("no room")
+
+    run(tmp_path)
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", fails)
+    with pytest.raises(kind, match="no room"):
+        run(tmp_path)
+
+
+def test_a_function_of_a_notebook_is_known_by_what_it_does():
+    """All are of the module __main__, and a cell may be edited and run again."""
+    found = []
+    for text in (
+        "def look(model): return {'a': 1.0}",
+        "def look(model): return {'a': 2.0}",
+        "def look(model): return {}",
+    ):
+        names = {"__name__": "__main__"}
+        exec(text, names)
+        found.append(checkpoints.identity("look", names["look"]))
+    assert len(set(found)) == 3
+    assert all(one.startswith("__main__.look ") for one in found)

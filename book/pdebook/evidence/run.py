@@ -169,7 +169,7 @@ def do_all(
                 try:
                     store.save(found)
                     shutil.rmtree(job.folder, ignore_errors=True)
-                except OSError as fault:
+                except Exception as fault:
                     found = fault
             yield job, found
 
@@ -188,8 +188,9 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) 
 class _Worker:
     """A process that does one job after the other; if it was killed, the next job begins a new one."""
 
-    def __init__(self, line: int, lock):
+    def __init__(self, line: int, lock, stop):
         self.line, self.lock = line, lock  # of the terminal, for its progress bar; of all bars, which take turns
+        self.stop = stop  # an event: all are to stop
         self.process: BaseProcess | None = None
 
     def give(self, job: Job, work: Callable[..., Result | Stopped]) -> None:
@@ -198,9 +199,10 @@ class _Worker:
         if self.process is None or not self.process.is_alive():
             context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
             self.pipe, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs, self.lock))
+            process = context.Process(target=_serve, args=(theirs, self.lock, self.stop))
             with _deaf():
-                self.process.start()
+                process.start()
+            self.process = process
             theirs.close()  # so that the pipe ends with the process
         self.pipe.send(partial(work, job, self.line))
 
@@ -214,7 +216,8 @@ class _Worker:
 
     def tell(self) -> None:
         """Stop after the current step. A terminal tells every process itself, kill -INT the parent alone."""
-        if self.process.is_alive():
+        self.stop.set()  # for one that is not yet listening
+        if self.process is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
     def end(self) -> None:
@@ -224,16 +227,15 @@ class _Worker:
             self.process.join()
 
 
-def _serve(pipe: Connection, lock) -> None:
-    """In a worker: do what comes through the pipe until it is closed. Between two jobs Ctrl-C is left to the parent."""
+def _serve(pipe: Connection, lock, stop) -> None:
+    """In a worker: do what comes through the pipe until it is closed. Between jobs signals are left to the parent."""
     tqdm.set_lock(lock)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with _terminated_as_interrupted(), suppress(EOFError, OSError):  # the pipe is closed
+    with _deaf(), suppress(EOFError, OSError):  # the pipe is closed
         while True:
             work = pipe.recv()
             try:
-                found = work()
+                found = work(stop=stop)
             except Exception as fault:
                 fault.add_note("".join(traceback.format_exception(fault)))  # its traceback stays behind
                 found = fault
@@ -247,23 +249,37 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, by which a cluster ends a job, does what Ctrl-C would; only a main thread can arrange that."""
+def _handled(handlers: dict) -> Iterator[None]:
+    """Signals handled so for a while; only a main thread can arrange that, elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-def _work(job: Job, line: int, device: str, progress: bool, threads: int) -> Result | Stopped:
-    """In a worker: one job, which Ctrl-C stops."""
+def _terminated_as_interrupted():
+    """SIGTERM, by which a cluster ends a job, does what Ctrl-C would, also where a shell lets Ctrl-C be ignored."""
+    handlers = {signal.SIGTERM: lambda number, frame: signal.raise_signal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a job in the background of a script
+        handlers[signal.SIGINT] = signal.default_int_handler
+    return _handled(handlers)
+
+
+def _work(job: Job, line: int, device: str, progress: bool, threads: int, stop) -> Result | Stopped:
+    """In a worker: one job, which Ctrl-C or SIGTERM stops, also if it came before this began to listen."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return do(job, device, line if progress else 0, threads)
+        with _terminated_as_interrupted():
+            if stop.is_set():
+                raise KeyboardInterrupt
+            return do(job, device, line if progress else 0, threads)
+    except KeyboardInterrupt:
+        return Stopped("stopped before it began")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -272,10 +288,11 @@ def _side_by_side(
     todo: Sequence[Job], device: str, progress: bool, threads: int, workers: int
 ) -> Iterator[tuple[Job, Outcome]]:
     """Each worker has one job at a time: no job waits where it could not be called back."""
-    lock = multiprocessing.get_context("spawn").RLock()
+    context = multiprocessing.get_context("spawn")
+    lock, stop = context.RLock(), context.Event()
     tqdm.set_lock(lock)
     work = partial(_work, device=device, progress=progress, threads=threads)
-    free = deque(_Worker(line, lock) for line in range(2, workers + 2))  # line 1 counts the jobs
+    free = deque(_Worker(line, lock, stop) for line in range(2, workers + 2))  # line 1 counts the jobs
     waiting, running, told = deque(todo), [], False
 
     with patience() as asked, tqdm(total=len(todo), desc="runs", disable=not progress) as bar:
@@ -303,11 +320,6 @@ def _side_by_side(
                 worker.end()
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """A process started here ignores Ctrl-C until it is ready to note it."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _deaf():
+    """A process started here ignores Ctrl-C and SIGTERM until it is ready to note them."""
+    return _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN})

@@ -9,6 +9,7 @@ import json
 import math
 import platform
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -25,6 +26,7 @@ from pdelab.status import Status
 Figures = dict[str, float | list[float]]
 
 STATUSES = (Status.FINISHED, Status.DIVERGED)  # an interrupted run has no Result
+SWEPT = 3600  # seconds; writing a result takes less than one
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -141,8 +143,14 @@ class Store:
         return self.folder / experiment / f"{scale}-seed{seed}.json"
 
     def check_writable(self) -> None:
-        """OSError that names the folder, where no result could be saved: better known before than after a long run."""
+        """OSError that names the folder, where no result could be saved: better known before than after a long run.
+
+        What a killed process had not finished writing is swept away, once it is old enough to be nobody's.
+        """
         check_writable(self.folder)
+        for part in self.folder.glob("*/.*.part"):
+            if time.time() - part.stat().st_mtime > SWEPT:
+                part.unlink(missing_ok=True)
 
     def save(self, result: Result) -> Path:
         content = _encode(asdict(result))
@@ -154,11 +162,13 @@ class Store:
     def read(self, path: Path) -> Result:
         """One file, or DamagedResult with its name and what is wrong with it."""
         again = "make it again with pdelab run, or restore it if it is of the book's record"
+        if not path.is_file():  # a folder, or a pipe, which one would wait for
+            raise DamagedResult(f"{path} is no file; {again}")
         try:
             sealed = json.loads(path.read_text(encoding="utf-8"))
             content, seal = sealed["result"], sealed["sha256"]
             intact = _seal(content) == seal
-        # a folder, not readable, not JSON, not ours, too deep, or a number that JSON does not have
+        # not readable, not JSON, not ours, too deep, or a number that JSON does not have
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedResult(f"{path} is not a whole result file ({error}); {again}") from error
         if not intact:
@@ -182,10 +192,14 @@ class Store:
             raise fault
         return found
 
-    def survey(self, experiment: str = "*", scale: str | None = None) -> tuple[list[Result], dict[Path, DamagedResult]]:
+    def survey(
+        self, experiment: str | None = None, scale: str | None = None
+    ) -> tuple[list[Result], dict[Path, DamagedResult]]:
         """The results that are whole, by experiment, scale and seed, and every file that cannot be trusted."""
         found, damaged = [], {}
-        for path in sorted(self.folder.glob(f"{experiment}/" + ("*.json" if scale is None else f"{scale}-seed*.json"))):
+        files = "*.json" if scale is None else f"{scale}-seed*.json"
+        folders = self.folder.glob("*") if experiment is None else [self.folder / Path(experiment).name]
+        for path in sorted(path for folder in folders for path in folder.glob(files)):
             try:
                 found.append(self.read(path))
             except DamagedResult as fault:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pdelab.field import described
 from pdelab.metrics.information.estimate import Estimate, sample_pair
-from pdelab.options import positive, whole
+from pdelab.options import flags, positive, whole
 
 
 def gaussian_information(covariance: Tensor, split: int) -> Tensor:
@@ -55,6 +55,7 @@ def gaussian_fit(x: Tensor, y: Tensor, *, correct: bool = True) -> Estimate:
     log det Σ̂ − log det Σ is Σ_{i=1…d} ψ((n − i)/2) + d log(2/(n − 1)): the bias that follows is taken off, unless
     correct=False.
     """
+    flags(correct=correct)
     x, y = sample_pair(x, y)
     n, dx, dy = len(x), x.shape[1], y.shape[1]
     if n < dx + dy + 2:

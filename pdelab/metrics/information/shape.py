@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pdelab.metrics.base import mean_along, norm
 from pdelab.metrics.information.estimate import samples
-from pdelab.options import choose, number
+from pdelab.options import choose, flags, number
 
 DIMENSIONS = ("participation", "entropy")
 DIVERSITIES = ("variance", "distance", "cosine")
@@ -45,6 +45,7 @@ def sparsity(t: Tensor, threshold: float = 0.0, relative: bool = False) -> Tenso
     >>> sparsity(torch.tensor([[0.0, 1.0, -2.0, 0.0]])).item()
     0.5
     """
+    flags(relative=relative)
     number("threshold", threshold, 0)
     t = samples(t, "t", at_least=1)
     size = norm(t) / t.numel() ** 0.5 if relative else 1.0

@@ -7,6 +7,7 @@ import torch
 from systems import SEQUENCES, TERMS, WIDTH, assert_padding_changes_nothing, field, padded, term
 from torch.func import functional_call
 
+from pdelab import Interaction, PreNorm
 from pdelab.terms.base import Term, choose
 
 every_term = pytest.mark.parametrize("name", TERMS)
@@ -175,3 +176,29 @@ def test_a_mask_with_holes_or_without_tokens_is_refused(name):
     for mask, words in ((holes, "mask has holes"), (none, "mask leaves a sequence"), (holes[0], "mask must be a bool")):
         with pytest.raises(ValueError, match=words):
             term(name)(field(), 0.0, mask)
+
+
+def test_a_norm_may_be_kept_in_float32_inside_a_model_of_half_precision():
+    block = PreNorm(Interaction(4), 4).bfloat16()
+    block.norm.float()
+    assert block(torch.randn(1, 3, 4).bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"u is torch.float64 and not torch.float32"):
+        PreNorm(Interaction(4), 4)(torch.randn(1, 3, 4).double())
+
+
+class Low(torch.nn.Module):
+    """A layer put in place of a linear one, whose weights have other names."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base = layer
+
+    def forward(self, x):
+        return self.base(x)
+
+
+def test_a_layer_may_be_replaced_by_one_that_keeps_its_weights_elsewhere():
+    term, u = Interaction(4), torch.randn(1, 3, 4)
+    before = term(u)
+    term.qkv = Low(term.qkv)
+    torch.testing.assert_close(term(u), before)
