@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdelab.field import Field, laplacian
 from pdelab.formulas import attention, norm2
+from pdelab.seeds import normal
 
+M = TypeVar("M", bound=nn.Module)
 MATRICES = {"A": "d d", "V": "d d", "W": "d d", "U": "d d"}  # for `vary` of a Statement
 
 
@@ -20,6 +23,24 @@ def push(u: Tensor, A: Tensor, V: Tensor, W: Tensor, U: Tensor) -> Tensor:
 def allowed_push(tokens: int, V: Tensor, W: Tensor, U: Tensor, A: Tensor | None = None) -> Tensor:
     """K = √N ‖V‖ + ‖U‖‖W‖: ‖G(u) − G(μ)‖ ≤ Kσ for every field of N tokens, whatever the scores A are."""
     return math.sqrt(tokens) * norm2(V) + norm2(U) * norm2(W)
+
+
+@torch.no_grad()
+def randomised(made: M, seed: int, *names: object, gain: float = 1.0, biases: float = 0.3) -> M:
+    """The module in double precision and without gradients: matrices N(0, gain²/fan-in), biases N(0, biases²)."""
+    made = made.double().requires_grad_(False)
+    for name, value in made.named_parameters():
+        size = gain / math.sqrt(value.shape[1]) if value.ndim > 1 else biases
+        value.copy_(size * normal(seed, *names, name, size=value.shape))
+    return made
+
+
+@torch.no_grad()
+def amplified(made: M, gain: float) -> M:
+    """The module with every matrix multiplied by gain."""
+    for weights in made.parameters():
+        weights.mul_(gain if weights.ndim > 1 else 1.0)
+    return made
 
 
 def one_step(

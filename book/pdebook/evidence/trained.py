@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from pdebook.evidence.experiment import Scale, Workplace
+from pdebook.evidence.systems import amplified
 from pdebook.ledger.record import Figures, Key, Result, environment
 from pdelab import datasets
 from pdelab.datasets import controls
@@ -195,9 +196,7 @@ def build(kind: str, task: Task, data: Dataset, seed: int, shared: str | None = 
     sizes = {"width": task.width, "depth": task.depth, "heads": task.heads, "hidden": task.hidden}
     sizes |= {"activation": task.activation, "seed": own}
     core = transformer(**sizes) if kind in TRANSFORMERS else simulator(kind, **sizes, diffusion=task.diffusion)
-    with torch.no_grad():
-        for weights in core.parameters():
-            weights.mul_(task.gain if weights.ndim > 1 else 1.0)
+    amplified(core, task.gain)
 
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_ends(core, task.width, **ends, seed=derive(own, "ends"))

@@ -25,6 +25,7 @@ from pdebook.chapters.continuum_limit.laws import (
 )
 from pdebook.evidence.adversary import Start, Statement, ascend, attack, in_turn
 from pdebook.evidence.stacks import slope_of_attention
+from pdebook.evidence.systems import randomised
 from pdelab.equation import MasterEquation
 from pdelab.field import Field
 from pdelab.formulas import attention, attention_weights, longest, norm2
@@ -241,10 +242,7 @@ def separation(u, gap, scores, values, network, log_sizes, *, coefficient, A=1.0
 def equation(seed: int, coefficient: float) -> MasterEquation:
     """P1 eq 1 with a ReLU network, which is Lipschitz and not smooth."""
     terms = Diffusion(coefficient), Interaction(4, bias=False), Reaction(4, 8, bias=False)
-    made = MasterEquation(*terms).double().requires_grad_(False)
-    for name, value in made.named_parameters():
-        value.copy_(normal(seed, "existence", name, size=value.shape) / math.sqrt(value.shape[1]))
-    return made
+    return randomised(MasterEquation(*terms), seed, "existence")
 
 
 def agreement(seed: int, *, other=0.05, fields=8) -> Tensor:

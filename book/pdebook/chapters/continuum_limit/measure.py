@@ -31,6 +31,7 @@ from pdebook.evidence.stacks import (
     smooth_path,
     stack,
 )
+from pdebook.evidence.systems import randomised
 from pdebook.ledger.record import Result
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field
@@ -150,9 +151,7 @@ def post_norm_errors(
 def through_layers(u0: Field, seed: int, layers: int = 8) -> Field:
     """u(T) after 8 layers of one shared block: the same for every number of tokens."""
     width = u0.shape[-1]
-    equation = block(width, 2 * width)
-    for name, value in equation.named_parameters():
-        value.copy_(normal(seed, "space", name, size=value.shape) / math.sqrt(value.shape[1]))
+    equation = randomised(block(width, 2 * width), seed, "space")
     return solve(equation, u0, steps=layers, dt=TIME / layers, keep=lambda u: None).final
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from pdebook.evidence import countable
+from pdebook.evidence.systems import amplified, randomised
 from pdelab.equation import MasterEquation
 from pdelab.field import Field, token_mean
 from pdelab.formulas import centred, layer_norm, norm2, spread
@@ -56,12 +57,7 @@ def master(
         Diffusion(diffusion),
         SpatialStabilization(gamma, eps),
     )
-    equation = equation.double().requires_grad_(False)
-
-    for name, value in equation.named_parameters():
-        size = gain / math.sqrt(value.shape[1]) if value.ndim == 2 else 0.3
-        value.copy_(size * normal(seed, "invertible", name, size=value.shape))
-    return equation
+    return randomised(equation, seed, "invertible", gain=gain)
 
 
 def ahead(equation: MasterEquation, u0: Field, T: float, steps: int) -> Trajectory:
@@ -288,8 +284,7 @@ def along_stack(seed: int, number: int, u0: Field) -> list[Field]:
     sizes = {"width": WIDTH, "depth": TIMES, "heads": 2, "hidden": 8, "seed": derive(seed, "stack", number)}
     norm = kind if kind in ("pre", "post") else "none"
     model = (simulator("bare", **sizes) if kind == "bare" else transformer(**sizes, norm=norm)).double()
-    for weights in model.parameters():
-        weights.mul_(GAIN if weights.ndim > 1 else 1.0)
+    amplified(model, GAIN)
 
     if kind not in ("sign", "rounded"):
         return list(solve(model.equation, u0, steps=TIMES, dt=1.0, integrator=model.integrator).states)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pdebook.evidence.experiment import HERE, Scale, Workplace, experiment
+from pdebook.evidence.systems import amplified
 from pdebook.evidence.trained import TASKS, Measured, Task, build, fit, look, named, trained
 from pdebook.ledger.record import Figures, Key, Result
 from pdelab.datasets.base import Dataset
@@ -134,10 +135,7 @@ def dial_model(dt: float, leak: bool, task: Task, data: Dataset, seed: int, gain
         )
 
     stack = seeded(lambda: Layered([layer() for _ in range(task.depth)], dt), derive(seed, "dial"))
-    with torch.no_grad():
-        for weights in stack.parameters():
-            weights.mul_(gain if weights.ndim > 1 else 1.0)
-    core = Model(stack, steps=task.depth, dt=dt, integrator=Euler())
+    core = Model(amplified(stack, gain), steps=task.depth, dt=dt, integrator=Euler())
     ends = {"length": data.length, "symbols": data.symbols, "features": data.features, "outputs": data.classes}
     return with_ends(core, task.width, **ends, seed=derive(seed, "dial", "ends"))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pdebook.evidence.systems import randomised
 from pdelab.field import Field
 from pdelab.formulas import feed_forward
 from pdelab.integrators import flow
@@ -24,11 +25,7 @@ def gaussian(
     seed: int, width: int = WIDTH, hidden: int = HIDDEN, *, gain: float = 1.0, biases: float = 0.0, **options
 ) -> Reaction:
     """A reaction with weights N(0, gain²/fan-in) and biases N(0, biases²), in double precision."""
-    made = Reaction(width, hidden, **options).double().requires_grad_(False)
-    for name, value in made.named_parameters():
-        scale = biases if value.ndim == 1 else gain / math.sqrt(value.shape[1])
-        value.copy_(scale * normal(seed, "reaction", name, size=value.shape))
-    return made
+    return randomised(Reaction(width, hidden, **options), seed, "reaction", gain=gain, biases=biases)
 
 
 def with_weights(inner: Tensor, outer: Tensor, *, activation: str = "tanh", leak: bool = False, **options) -> Reaction:

@@ -21,6 +21,7 @@ from pdebook.chapters.residual.laws import (
     gradient_spread,
 )
 from pdebook.evidence.experiment import Scale, Workplace, experiment
+from pdebook.evidence.systems import amplified
 from pdebook.ledger.record import Key, Result
 from pdelab.formulas import layer_norm
 from pdelab.metrics.stability import state_gradients
@@ -148,9 +149,7 @@ def corner_gradients(corner: str, depth: int, seed: int, *, gain: float = 1.0, t
 
     loss = ⟨w, u_L⟩ with a random w. gain multiplies every matrix.
     """
-    model = simulator(corner, 32, depth, 4, 128, seed=seed).double().requires_grad_(False)
-    for weights in model.parameters():
-        weights.mul_(gain if weights.ndim > 1 else 1.0)
+    model = amplified(simulator(corner, 32, depth, 4, 128, seed=seed).double().requires_grad_(False), gain)
     run = model.trajectory(normal(seed, "tokens", size=(4, tokens, 32)).requires_grad_(True))
     sizes = state_gradients(run, (run.final * normal(seed, "w", size=run.final.shape)).sum())
     return (sizes / sizes[-1]).tolist()

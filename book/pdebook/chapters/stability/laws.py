@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdebook.evidence.systems import randomised
 from pdelab.equation import MasterEquation
 from pdelab.field import Field, centred, token_mean
 from pdelab.formulas import norm2, per_example
@@ -132,11 +133,7 @@ def block(
 ) -> MasterEquation:
     """A[u] + R[u] as P2 eq 5 and 6 print them, −u included; weights N(0, gain²/fan-in), biases of size 0.3."""
     terms = Interaction(width, heads, leak=True), Reaction(width, hidden, activation=activation, leak=True)
-    made = MasterEquation(*terms).double().requires_grad_(False)
-    for name, value in made.named_parameters():
-        size = gain / math.sqrt(value.shape[1]) if value.ndim == 2 else 0.3
-        value.copy_(size * normal(seed, "block", name, size=value.shape))
-    return made
+    return randomised(MasterEquation(*terms), seed, "block", gain=gain)
 
 
 def gradient_block(seed: int, *, width: int = 2, hidden: int = 8, value: float = 3.0) -> MasterEquation:
