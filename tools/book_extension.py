@@ -24,7 +24,8 @@ MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/wof
 
 def configure(app, config) -> None:
     # book/NAME.ipynb is rendered; its source book/NAME.md must not be found as a second page of the same name
-    config.exclude_patterns += [f"book/{path.stem}.md" for path in Path(app.srcdir, "book").glob("*.ipynb")]
+    stored = Path(app.srcdir, "book").rglob("*.ipynb")
+    config.exclude_patterns += [path.relative_to(app.srcdir).with_suffix(".md").as_posix() for path in stored]
     config.mathjax_path = "mathjax/tex-chtml.js"
     config.book_solutions = os.environ.get("BOOK_SOLUTIONS") or config.book_solutions
     if config.book_solutions not in SOLUTIONS:
@@ -48,7 +49,8 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
-                linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")))
+                up = "../" * (docname.count("/") - 1)  # from the page to the chapters
+                linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")), up)
                 output["data"]["text/html"] = link_sources(
                     linked, app.config.html_theme_options, lines(Path(app.srcdir))
                 )
@@ -66,16 +68,16 @@ def boxes(folder: Path) -> dict[str, set[str]]:
 _BOXES: dict[Path, dict[str, set[str]]] = {}  # read once a build
 
 
-def link_pages(markup: str, pages: set[str], boxed: dict[str, set[str]]) -> str:
+def link_pages(markup: str, pages: set[str], boxed: dict[str, set[str]], up: str = "") -> str:
     """NAME.ipynb becomes NAME.html, and the name of a chapter that exists a link: to its verdict box, if it has one."""
 
     def chapter(match: re.Match) -> str:
         box, name = match[1], match[2]
         words = name.replace("_", " ")
         place = f"#{box}" if box in boxed.get(name, ()) else ""
-        return f'<a href="{name}.html{place}">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
+        return f'<a href="{up}{name}.html{place}">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
 
-    markup = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', markup)
+    markup = re.sub(r'href="(\w+)\.ipynb', rf'href="{up}\1.html', markup)
     return re.sub(r'<span class="chapter"(?: data-box="([\w-]+)")?>(\w+)</span>', chapter, markup)
 
 
@@ -127,8 +129,8 @@ def finish(app, error) -> None:
         if offered.exists():
             nbformat.write(edition(path.stem, "student"), offered)
     # a page whose source is gone would stay for ever, and be tested
-    for path in Path(app.outdir, "book").glob("*.html"):
-        if f"book/{path.stem}" not in app.env.found_docs:
+    for path in Path(app.outdir, "book").rglob("*.html"):
+        if path.relative_to(app.outdir).with_suffix("").as_posix() not in app.env.found_docs:
             path.unlink()
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from exercises import BOOK, ROOT, sources, student_edition
+from exercises import BOOK, ROOT, chapters, student_edition
 from pybtex.database import parse_file
 
 from pdelab.files import write_atomically
@@ -75,7 +75,7 @@ def readable(text: str, bibliography) -> str:
 def write_all(folder: Path, which: str, *, keep: bool) -> list[Path]:
     """One notebook a chapter; those that were written."""
     written = []
-    for path in sources():
+    for path in chapters():
         target = folder / f"{path.stem}.ipynb"
         if keep and target.exists():
             print(f"  {target.relative_to(ROOT)} is yours already, kept (delete it to start afresh)")

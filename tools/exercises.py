@@ -26,9 +26,19 @@ EXERCISE = re.compile(r"^```+\{exercise(?:-start)?\}.*\n(?::label:\s*(\S+))?", r
 SAYS = "# says:"
 
 
-def sources() -> list[Path]:
-    """Every text source that is a notebook: those with a jupytext header."""
+def chapters() -> list[Path]:
+    """The text sources of the book's own pages that are notebooks: those with a jupytext header."""
     return sorted(path for path in BOOK.glob("*.md") if path.read_text(encoding="utf-8").startswith("---\njupytext:"))
+
+
+def sources() -> list[Path]:
+    """Every text source that is a notebook: the pages, and the evidence behind them."""
+    return [*chapters(), *sorted(BOOK.glob("evidence/*.md"))]
+
+
+def page_name(path: Path) -> str:
+    """first_look, or evidence/stability: what a page is called in the commands and the table of contents."""
+    return path.relative_to(BOOK).with_suffix("").as_posix()
 
 
 def read_source(path: Path) -> NotebookNode:

@@ -2,6 +2,7 @@
 
     python tools/notebooks.py                  every chapter
     python tools/notebooks.py first_look       one chapter
+    python tools/notebooks.py evidence/crowd   one page of evidence
 
 The stored notebook is the instructor edition of its source. Running an unchanged source again gives an empty diff.
 """
@@ -13,7 +14,7 @@ import time
 
 import fonts
 import nbformat
-from exercises import BOOK, ROOT, instructor_edition, read_source, sources
+from exercises import BOOK, ROOT, instructor_edition, page_name, read_source, sources
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -45,7 +46,7 @@ def execute(notebook):
 
 def main(names: list[str]) -> int:
     fonts.prepare()
-    known = {path.stem: path for path in sources()}
+    known = {page_name(path): path for path in sources()}
     if unknown := [name for name in names if name not in known]:
         print(f"No such chapter: {', '.join(unknown)}. There are: {', '.join(known)}.", file=sys.stderr)
         return 2

@@ -11,12 +11,12 @@ from editions import EDITIONS, captioned, edition, readable
 from exercises import (
     BOOK,
     ROOT,
+    chapters,
     exercises,
     instructor_edition,
     read_source,
     says,
     setup_cells,
-    sources,
     stub,
     student_edition,
     tagged,
@@ -24,7 +24,7 @@ from exercises import (
 from nbclient import NotebookClient
 from pybtex.database import parse_string
 
-CHAPTERS = {path.stem: exercises(read_source(path), path.stem) for path in sources()}
+CHAPTERS = {path.stem: exercises(read_source(path), path.stem) for path in chapters()}
 CODED = {name: [e for e in found if e.coded] for name, found in CHAPTERS.items() if any(e.coded for e in found)}
 
 

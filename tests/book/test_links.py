@@ -31,6 +31,12 @@ def test_a_chapter_becomes_a_link_to_its_box_if_both_are_there(stored, shown):
     assert book_extension.link_pages(stored, PAGES, BOXED) == shown
 
 
+def test_a_page_of_evidence_is_one_folder_further_down():
+    stored = '<span class="chapter">first_look</span> <a href="ledger.ipynb#claim-p1-eq8">x</a>'
+    shown = '<a href="../first_look.html">first look</a> <a href="../ledger.html#claim-p1-eq8">x</a>'
+    assert book_extension.link_pages(stored, PAGES, BOXED, "../") == shown
+
+
 def test_a_place_in_the_code_is_a_link_only_where_the_repository_is_known():
     stored = '<code class="source">tests/test_a.py::test_b</code>'
     assert book_extension.link_sources(stored, {"repository_url": ""}, {}) == stored

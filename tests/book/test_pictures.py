@@ -135,7 +135,7 @@ def test_every_kind_of_artist_is_described():
     assert image == [[4, 1.5, 1.118]]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "book").rglob("*.ipynb")), ids=lambda path: path.stem)
 def test_every_stored_picture_has_its_numbers(path):
     outputs = [one for cell in nbformat.read(path, as_version=4).cells for one in cell.get("outputs", [])]
     assert None not in pictures.drawn(outputs)

@@ -46,7 +46,7 @@ def test_no_verdict_is_typed_in_the_claims_or_in_the_pages():
     """The verdict words may be explained (notation, intro, ledger) but no page says one of a claim's id."""
     assert "verdict:" not in (ROOT / "data" / "claims.yml").read_text(encoding="utf-8")
     words = "|".join(v.value for v in Verdict)
-    for page in (ROOT / "book").glob("*.md"):
+    for page in (ROOT / "book").rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         assert not re.search(rf"(P[12]|R|S)-[\w./-]+[\s`*:]+({words})\b", text), page.name
 

@@ -101,7 +101,7 @@ def by_chapter(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """The outcomes under their chapters: first those that the book has, in its order, then those to come."""
     contents = data_folder().parent / "_toc.yml"  # not there in an installed package
     parts = yaml.safe_load(contents.read_text(encoding="utf-8"))["parts"] if contents.exists() else []
-    here = [page["file"].rpartition("/")[2] for part in parts for page in part["chapters"]]
+    here = [page["file"].removeprefix("book/") for part in parts for page in part["chapters"]]
     named = list(dict.fromkeys(o.claim.chapter for o in outcomes))
     ordered = [name for name in here if name in named] + [name for name in named if name not in here]
     return {name: [o for o in outcomes if o.claim.chapter == name] for name in ordered}
