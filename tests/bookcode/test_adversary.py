@@ -110,6 +110,29 @@ def test_an_attack_names_role_statement_and_neighbour_in_its_figures():
     assert TRIANGLE.says == "|u + v| ≤ |u| + |v|."
 
 
+def test_a_step_of_a_proof_is_recorded_as_a_lemma():
+    run = attack("attack_triangle", {"step": replace(TRIANGLE, lemma=True)})
+    result = run("book", 3)
+    assert result.figures["lemma/step/violations"] == 0
+    assert result.controls.keys() == {"lemma/step/broken/first", "lemma/step/broken/second"}
+    with pytest.raises(ValueError, match="a step of our proof is not printed"):
+        replace(TRIANGLE, lemma=True, printed=True)
+
+
+def test_it_is_counted_in_how_many_settings_a_neighbour_falls():
+    half = replace(TRIANGLE, over={"sharper": (0.85, 1.0)}, wrong={"less": {"first": 0.8, "second": 0.8}}, each=True)
+    figures, broken = half.attempt(0)
+    assert figures["settings"] == 4
+    assert figures["broken_in/less"] == 4
+    assert figures["broken_in/first"] == 2
+    assert broken["less"] > half.fallen(0, first=0.8, second=0.8)[1] == 4
+    assert replace(half, each=False).fallen(0, first=0.8, second=0.8)[1] == 1
+    _, one = replace(half, each=False).attempt(0)
+    assert set(one) == set(broken) == {"less", "first", "second"}
+    bound = replace(TRIANGLE, shrink=(), over={"sharper": (0.5, 1.0)}, each=True)
+    assert bound.attempt(0)[0]["broken_in/bound"] == 2
+
+
 def test_ascent_finds_the_top_of_a_hill_stops_when_told_and_says_of_nan_that_it_found_nothing():
     zeros = {"x": torch.zeros(3, dtype=torch.float64)}
     top = ascend(lambda x: -((x - 2) ** 2), zeros, steps=400)

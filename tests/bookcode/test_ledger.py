@@ -183,6 +183,16 @@ def test_the_table_of_an_attack_names_every_statement_and_neighbour(store):
         ledger.attack_table("other", store)
 
 
+def test_steps_of_the_proof_stand_last_in_the_table_of_an_attack(store):
+    figures, controls = attack_run(lemma_step=(0, {"K": 7, "M": 7}), corrected_b=(0, {"K": 7}))
+    counted = {"lemma/step/settings": 2, "lemma/step/broken_in/K": 2, "lemma/step/broken_in/M": 1}
+    recorded(store, [(figures | counted, controls)])
+    assert repr(ledger.attack_table("e", store)).split("\n")[1:] == [
+        "b  100  0  0.99  K",
+        "step (a step of the proof)  100  0  0.99  K, M (1 of 2 in each of 2 settings)",
+    ]
+
+
 def test_every_source_of_evidence_is_a_place_in_the_repository():
     for outcome in ledger.judge_all():
         (row,) = ledger.rows([outcome])

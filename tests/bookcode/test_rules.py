@@ -335,6 +335,26 @@ def test_without_a_printed_statement_nothing_is_said_of_the_claim(store):
     assert theorem(Store(store.folder / "none"), ({}, {})).verdict == "not yet measured"
 
 
+@pytest.mark.parametrize("lemma", [(0, BROKEN), (0, STANDING), (0, {}), (7, BROKEN)])
+@pytest.mark.parametrize(("printed", "corrected"), [((0, BROKEN), (0, BROKEN)), ((3, {}), (0, BROKEN))])
+def test_a_step_of_a_proof_decides_nothing_and_is_counted_apart(store, printed, corrected, lemma):
+    statements = {"printed_a": printed, "corrected_b": corrected}
+    without = theorem(store, *[attack_run(**statements)] * 3)
+    found = theorem(store, *[attack_run(**statements, lemma_c=lemma)] * 3)
+    assert (found.verdict, found.repaired, found.ours) == (without.verdict, without.repaired, without.ours)
+    stood = int(lemma == (0, BROKEN))
+    assert found.control == f"{without.control}; apart from these, {stood} of 1 step of the proof stood"
+
+
+def test_in_how_many_settings_a_neighbour_fell_is_read(store):
+    figures, controls = attack_run(corrected_b=(0, {"K": 9, "M": 9}))
+    counted = {"corrected/b/settings": 4, "corrected/b/broken_in/K": 4, "corrected/b/broken_in/M": 3}
+    (one,) = rules.attacks([Result("e", {}, "book", 0, "finished", figures | counted, controls)])
+    assert (one.settings, one.everywhere, one.standing) == (4, ("K",), ())
+    (one,) = rules.attacks([Result("e", {}, "book", 0, "finished", figures, controls)])
+    assert (one.settings, one.everywhere) == (0, ())
+
+
 def test_two_seeds_break_a_statement_but_do_not_let_one_stand(store):
     held = attack_run(printed_a=(0, BROKEN), corrected_b=(0, BROKEN))
     assert theorem(store, held, held).verdict == "not yet measured"

@@ -39,7 +39,10 @@ class Statement:
     wrong: false neighbours by name, each a change of the settings: {"transposed": {"transposed": True}}.
     shrink: constants of the bound, each a keyword of score that multiplies it and is 1 by default; each in turn is set
         to SHRUNK. With neither `wrong` nor `shrink` the neighbour is the whole bound shrunk.
-    printed: the statement is the papers', as printed; else it is ours.
+    printed: the statement is the papers', as printed; else it is ours. lemma: it is a step of a proof of ours; it is
+        shown apart and decides nothing.
+    each: the false neighbours are searched for in every setting, and it is counted in how many each of them fell; else
+        the search for a neighbour ends with the first setting in which it falls.
     Without `vary` there is nothing to climb: score(seed, **settings) draws for itself.
     """
 
@@ -51,9 +54,20 @@ class Statement:
     wrong: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     shrink: Sequence[str] = ()
     printed: bool = False
+    lemma: bool = False
+    each: bool = False
     batch: int = 24
     steps: int = 100
     rate: float = 0.05
+
+    def __post_init__(self):
+        if self.printed and self.lemma:
+            raise ValueError("printed and lemma: a step of our proof is not printed; leave one of them out")
+
+    @property
+    def role(self) -> str:
+        """Under which name its figures are recorded: printed, corrected or lemma."""
+        return "printed" if self.printed else "lemma" if self.lemma else "corrected"
 
     @property
     def says(self) -> str:
@@ -78,43 +92,57 @@ class Statement:
                 drawn = self.start(seed, **drawn)
             yield dict(zip(self.over, values, strict=True)), drawn
 
-    def search(self, seed: int, **options: object) -> Tensor:
-        """The worst score of each start; options: further settings of the score."""
+    def found(self, seed: int, until: float = math.inf, **options: object) -> Iterator[Tensor]:
+        """The worst score of each start, setting by setting; options: further settings of the score."""
         if not self.vary:
-            settings = (dict(zip(self.over, values, strict=True)) for values in product(*self.over.values()))
-            return torch.cat([self.score(seed, **one, **options) for one in settings])
-        return torch.cat(
-            [
-                ascend(partial(self.score, **settings, **options), start, steps=self.steps, rate=self.rate)
-                for settings, start in self.searches(seed)
-            ]
-        )
+            for values in product(*self.over.values()):
+                yield self.score(seed, **dict(zip(self.over, values, strict=True)), **options)
+            return
+        for settings, start in self.searches(seed):
+            score = partial(self.score, **settings, **options)
+            yield ascend(score, start, steps=self.steps, rate=self.rate, until=until)
+
+    def search(self, seed: int, **options: object) -> Tensor:
+        """The worst score of each start of all settings; options: further settings of the score."""
+        return torch.cat(list(self.found(seed, **options)))
 
     def breaks(self, seed: int, **false: object) -> int:
-        """Runs the searches in order until one breaks the false neighbour: how many of its starts did, or 0."""
-        if not self.vary:
-            return int((self.search(seed, **false) > 1 + ROUNDING).sum())
-        for settings, start in self.searches(seed):
-            score = partial(self.score, **settings, **false)
-            found = ascend(score, start, steps=self.steps, rate=self.rate, until=1 + ROUNDING)
-            if broken := int((found > 1 + ROUNDING).sum()):
-                return broken
-        return 0
+        """How many starts broke the false neighbour, in the first setting in which one did; with `each`, in all."""
+        return self.fallen(seed, **false)[0]
+
+    def fallen(self, seed: int, **false: object) -> tuple[int, int]:
+        """How many starts broke the false neighbour, and in how many settings."""
+        counted = (int((one > 1 + ROUNDING).sum()) for one in self.found(seed, until=1 + ROUNDING, **false))
+        if self.each or not self.vary:
+            counted = list(counted)
+            return sum(counted), sum(n > 0 for n in counted)
+        first = next((n for n in counted if n), 0)
+        return first, int(first > 0)
 
     def attempt(self, seed: int) -> tuple[dict[str, float], dict[str, int]]:
-        """Figures: attempts, violations and the worst score. Controls: how often each false neighbour was broken."""
-        found = self.search(seed)
-        # NaN > 1 is False: a search that found nothing but NaN would pass for one that found no fault
-        if not len(found) or not torch.isfinite(found).all():
-            raise ValueError(f"{self.score.__name__} must give finite scores, at least one; not {found}")
+        """Figures: attempts, violations and the worst score. Controls: how often each false neighbour was broken.
 
-        broken = {name: self.breaks(seed, **change) for name, change in self.neighbours.items()}
+        With `each`, further figures: the number of settings, and of those in which a neighbour fell.
+        """
+        found = list(self.found(seed))
+        scores = torch.cat(found)
+        # NaN > 1 is False: a search that found nothing but NaN would pass for one that found no fault
+        if not len(scores) or not torch.isfinite(scores).all():
+            raise ValueError(f"{self.score.__name__} must give finite scores, at least one; not {scores}")
+
+        fallen = {name: self.fallen(seed, **change) for name, change in self.neighbours.items()}
+        if not fallen:
+            below = [int((one > SHRUNK).sum()) for one in found]
+            fallen = {BOUND: (sum(below), sum(n > 0 for n in below))}
         figures = {
-            "attempts": len(found),
-            "violations": int((found > 1 + ROUNDING).sum()),
-            "worst": found.max().item(),
+            "attempts": len(scores),
+            "violations": int((scores > 1 + ROUNDING).sum()),
+            "worst": scores.max().item(),
         }
-        return figures, broken or {BOUND: int((found > SHRUNK).sum())}
+        if self.each:
+            figures["settings"] = len(found)
+            figures |= {Key("broken_in", name): settings for name, (_, settings) in fallen.items()}
+        return figures, {name: starts for name, (starts, _) in fallen.items()}
 
 
 def ascend(
@@ -149,8 +177,9 @@ def attack(
 ):
     """An experiment that attacks every statement with one seed, as the rule `attacked` reads it.
 
-    Figures: ROLE/STATEMENT/attempts, …/violations and …/worst, where ROLE is printed or corrected; controls:
-    ROLE/STATEMENT/broken/NEIGHBOUR. extra: further figures and controls of a seed, which decide nothing.
+    Figures: ROLE/STATEMENT/attempts, …/violations and …/worst, where ROLE is printed, corrected or lemma, and with
+    `each` …/settings and …/broken_in/NEIGHBOUR. Controls: ROLE/STATEMENT/broken/NEIGHBOUR. extra: further figures and
+    controls of a seed, which decide nothing.
     """
 
     @experiment(name, Scale.BOOK)
@@ -158,10 +187,9 @@ def attack(
         figures, controls = extra(seed) if extra is not None else ({}, {})
 
         for key, one in statements.items():
-            role = "printed" if one.printed else "corrected"
             counted, broken = one.attempt(seed)
-            figures |= {Key(role, key, what): number for what, number in counted.items()}
-            controls |= {Key(role, key, "broken", neighbour): number for neighbour, number in broken.items()}
+            figures |= {Key(one.role, key, what): number for what, number in counted.items()}
+            controls |= {Key(one.role, key, "broken", neighbour): number for neighbour, number in broken.items()}
 
         return Result(
             experiment=name,

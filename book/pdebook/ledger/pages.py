@@ -209,16 +209,22 @@ def box(*claim_ids: str, store: Store | None = None) -> Page:
 
 
 def attack_table(experiment: str, store: Store | None = None) -> Page:
-    """Every statement that an experiment attacked: attempts, violations, the worst score, and its false neighbours."""
+    """Every statement that an experiment attacked: attempts, violations, the worst score, and its false neighbours.
+
+    Steps of a proof stand last and are called so: they are no part of what a claim is judged by.
+    """
     results = (store or Store()).load(experiment, "book")
     if not results:
         raise ValueError(f"nothing is recorded of {experiment!r}; record it with: pdelab run {experiment}")
     head = ("statement", "attempts", "violations", "worst", "false neighbours that fell")
     lines = []
-    for one in attacks(results):
+    roles = {"corrected": "", "printed": " (printed)", "lemma": " (a step of the proof)"}
+    for one in sorted(attacks(results), key=lambda one: one.role == "lemma"):
         fallen = [n for n in one.neighbours if n not in one.standing]
         words = ", ".join(fallen) + (f"; NOT {', '.join(one.standing)}" if one.standing else "")
-        role = " (printed)" if one.role == "printed" else ""
+        if one.settings > 1:
+            words += f" ({len(one.everywhere)} of {len(one.neighbours)} in each of {one.settings} settings)"
+        role = roles[one.role]
         lines.append((one.name + role, str(one.attempts), str(one.violations), f"{one.worst:.4g}", words))
     caption = f"{experiment}, {len(results)} seeds; above 1 a statement is false"
     text = "\n".join([caption, *("  ".join(line) for line in lines)])

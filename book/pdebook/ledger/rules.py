@@ -35,6 +35,7 @@ MEANINGS = {
 
 FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
 MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
+ROLES = ("printed", "corrected", "lemma")  # of a statement in an attack; a lemma, a step of a proof, decides nothing
 ROUNDING = 1e-6  # the reference solutions of an attack are exact to about 1e-9, relative to the bound
 SHRUNK = 0.9  # a constant of a bound, made ten per cent smaller, must let the bound be broken
 CLEAR = 1e-3  # a violation by more than this is no slip of an integrator, even if one seed alone has it
@@ -98,7 +99,8 @@ class Attacked:
     """What all seeds found of one statement.
 
     violations: how often it was broken, in `fallen_in` seeds. neighbours: its false neighbours, by name; standing:
-    those of them that the search of some seed did not break.
+    those of them that the search of some seed did not break. everywhere: those that fell in every setting of every
+    seed, where that was counted; settings: how many there are, 0 where it was not.
     """
 
     role: str
@@ -109,6 +111,8 @@ class Attacked:
     worst: float
     neighbours: tuple[str, ...]
     standing: tuple[str, ...]
+    settings: int = 0
+    everywhere: tuple[str, ...] = ()
 
     @property
     def fell(self) -> bool:
@@ -125,10 +129,11 @@ class Attacked:
 
 
 def attacks(results: Sequence[Result]) -> list[Attacked]:
-    """Every statement that was attacked, printed or corrected, each with its own false neighbours.
+    """Every statement that was attacked, printed or corrected or a lemma, each with its own false neighbours.
 
     Read from the figures ROLE/STATEMENT/attempts, …/violations and …/worst, and from the controls
-    ROLE/STATEMENT/broken/NEIGHBOUR, which count how often a false neighbour was broken in place of the statement.
+    ROLE/STATEMENT/broken/NEIGHBOUR, which count how often a false neighbour was broken in place of the statement. Where
+    a statement counted it, …/settings and …/broken_in/NEIGHBOUR say in how many of its settings.
     """
     first = results[0]
     recorded = [[key for key in r.figures if key.endswith("/attempts")] for r in results]
@@ -148,8 +153,8 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     found = []
     for key in recorded[0]:
         role, name, *rest = Key(key).parts
-        if role not in ("printed", "corrected") or len(rest) != 1:
-            raise ValueError(f"{first.experiment}: {key} must be printed/STATEMENT/attempts or corrected/…")
+        if role not in ROLES or len(rest) != 1:
+            raise ValueError(f"{first.experiment}: {key} must be printed/STATEMENT/attempts, corrected/… or lemma/…")
         own = Key(role, name, "broken", "")
         broken = [{k.removeprefix(own): n for k, n in r.controls.items() if k.startswith(own)} for r in results]
         for result, numbers in zip(results, broken, strict=True):
@@ -158,6 +163,8 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
             [r.figures[Key(role, name, what)] for r in results] for what in ("attempts", "violations", "worst")
         )
         neighbours = tuple(dict.fromkeys(neighbour for one in broken for neighbour in one))
+        settings = min(r.figures.get(Key(role, name, "settings"), 0) for r in results)
+        in_all = [n for n in neighbours if all(_in_all(r, Key(role, name), n) for r in results)]
         found.append(
             Attacked(
                 role,
@@ -168,9 +175,17 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
                 worst=max(worst),
                 neighbours=neighbours,
                 standing=tuple(n for n in neighbours if not all(one.get(n, 0) > 0 for one in broken)),
+                settings=int(settings),
+                everywhere=tuple(in_all) if settings else (),
             )
         )
     return found
+
+
+def _in_all(result: Result, statement: str, neighbour: str) -> bool:
+    """The neighbour fell in every setting of this seed, where that was counted."""
+    settings, fell = (result.figures.get(Key(statement, *what)) for what in (("settings",), ("broken_in", neighbour)))
+    return settings is not None and fell == settings
 
 
 def _is_count(number: object) -> bool:
@@ -197,10 +212,11 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     One violation in any seed breaks a statement; a printed one falls if it is clear, or found with three seeds. That
     none was found counts only where the same search broke every false neighbour of this very statement in every seed: a
     wrong law in its place, or its bound with one constant smaller. The claim holds if all its printed statements stand.
-    If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand.
+    If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand. Steps of
+    a proof of ours are attacked too; they are counted apart and decide nothing.
     """
-    found = attacks(results)
-    printed, corrected = ([one for one in found if one.role == role] for role in ("printed", "corrected"))
+    printed, corrected, lemmas = ([one for one in attacks(results) if one.role == role] for role in ROLES)
+    found = printed + corrected
     parts = [
         f"{sum(one.violations for one in some)} in {sum(one.attempts for one in some)} attempts on "
         f"{len(some)} {role} statement{'s' if len(some) > 1 else ''}"
@@ -216,6 +232,9 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     doubts += [f"{one.name}, which has no false neighbour" for one in unbroken if not one.neighbours]
     if doubts:
         control += f"; the search proves nothing of {'; nor of '.join(doubts)}"
+    if lemmas:
+        some = f"{sum(one.stood for one in lemmas)} of {len(lemmas)} step{'s' if len(lemmas) > 1 else ''}"
+        control += f"; apart from these, {some} of the proof stood"
 
     words = {"because": f"{ours}; {control}", "ours": ours, "control": control}
     enough = len(results) >= MIN_SEEDS  # one violation breaks a statement; that it stands takes more than one search
