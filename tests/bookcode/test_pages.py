@@ -43,8 +43,9 @@ class Skeleton(HTMLParser):
 
 def a_claim(words, **changes):
     """A claim with these words in every field that takes words."""
-    free = dict.fromkeys(("title", "where", "says", "chapter", "protocol", "control", "corrected"), words)
-    fixed = {"kind": "construction", "rule": "checked", "repair": "replacement", "reply": {"date": DAY, "text": words}}
+    free = dict.fromkeys(("title", "where", "says", "chapter", "protocol", "control", "corrected", "fault"), words)
+    free |= dict.fromkeys(("reading", "reply"), {"date": DAY, "text": words})
+    fixed = {"kind": "construction", "rule": "checked", "repair": "replacement"}
     return Claim(**({"id": f"P1-{words}", "printed": {words: words}} | free | fixed | changes))
 
 

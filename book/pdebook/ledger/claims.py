@@ -1,6 +1,7 @@
 """The claims of the two papers, as data/claims.yml holds them: words, places, printed figures and the name of a rule.
 
-No verdict stands here. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
+No verdict stands here. `reading` is what was settled of a printed statement before the run that decides, with its day;
+`fault` is one name for one slip of the papers that stands in several entries. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
 `evidence`; and so is whether our repair adds hypotheses to the printed statement (`condition`) or puts another in its
 place (`replacement`). A fault in the file is a ValueError that names the line, the claim and the field.
 """
@@ -62,8 +63,8 @@ class Evidence(Compare, total=False):
     compare: Annotated[list[Compare], Field(min_length=1)]
 
 
-class Reply(TypedDict):
-    """A reply of the authors: a day and their words, whole."""
+class Dated(TypedDict):
+    """A day and words: a reply of the authors, whole; or what we settled before the run that decides."""
 
     __pydantic_config__ = STRICT
 
@@ -89,7 +90,9 @@ class Claim:
     corrected: str = ""
     reason: str = ""
     evidence: Evidence = Field(default_factory=dict)
-    reply: Reply | None = None
+    fault: str = ""
+    reading: Dated | None = None
+    reply: Dated | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> "Claim":

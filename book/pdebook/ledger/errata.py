@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pdebook.kit.page import Page
-from pdebook.ledger.claims import STRICT, Reply, read_claims, read_entries, refuse_twins, selector
+from pdebook.ledger.claims import STRICT, Dated, read_claims, read_entries, refuse_twins, selector
 from pdebook.ledger.pages import Outcome, Verdict, render
 from pdebook.ledger.record import data_folder
 from pdelab.options import choose
@@ -33,7 +33,7 @@ class Slip:
     claim: str = ""
     chapter: str = ""
     copy: bool = False
-    reply: Reply | None = None
+    reply: Dated | None = None
 
     @property
     def paper(self) -> str:
