@@ -47,6 +47,10 @@ FEWER = {
         "pdebook.chapters.estimators.measure.WATCH": (0.0, 0.4, 1.0),
     },
     "normalization": {"pdebook.chapters.stabilization.measure.SETTINGS": Settings(steps=20, rate=3e-3, warmup=2)},
+    "same_start": {
+        "pdebook.chapters.experiments_listops.same_start.SCALES": (1, 10),
+        "pdebook.chapters.experiments_listops.same_start.SIMULATORS": ("printed", "diffusion_only"),
+    },
     "reference-text": {"pdebook.evidence.labels.EXAMPLES": 100},
 }
 

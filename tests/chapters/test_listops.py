@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pdebook.chapters.experiments_listops import measure as embedding_scale
+from pdebook.chapters.experiments_listops import same_start
 from pdebook.evidence import alignment, reference
 from pdebook.evidence import trained as tasks
 from pdebook.evidence.experiment import Scale, Workplace
@@ -153,10 +154,7 @@ def test_unrelated_models_share_the_embedding_and_are_compared_with_the_model(da
     for kind in embedding_scale.UNRELATED:
         other = build(kind, TASK, data, 0)
         other.embed = model.embed
-        by_hand = [
-            cosine(u, v, probe.mask).item()
-            for u, v in zip(look(other, probe).states, look(model, probe).states, strict=True)
-        ]
+        by_hand = cosines(look(other, probe), look(model, probe))
         assert found[kind] == pytest.approx(by_hand, abs=1e-6)
         assert found[kind][0] == pytest.approx(1)
         assert found[f"{kind}_fidelity"] == pytest.approx(fidelity(look(other, probe)).tolist(), abs=1e-6)
@@ -256,3 +254,72 @@ def test_five_seeds_of_the_sweep_are_recorded_with_the_settings_of_now():
     for result in recorded:
         assert {key: result.configuration[key] for key in wanted} == wanted
         assert "dirty" not in result.environment["commit"]
+
+
+def cosines(run, other):
+    return [cosine(u, v, run.mask).item() for u, v in zip(run.states, other.states, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(same_start, "SCALES", (1, 30))
+        return same_start.run("smoke", 0)
+
+
+def test_a_pair_begins_with_the_same_weights_wherever_both_have_them(data):
+    models = dict(same_start.starts(10, TASK, data, 0))
+    first, probe = models["transformer"], data.test.take(slice(0, 5))
+    torch.testing.assert_close(
+        first.embed(probe.x), 10 * build("transformer", TASK, data, 0, "same start").embed(probe.x)
+    )
+    for kind in reference.SIMULATORS:
+        own = models[kind]
+        assert torch.equal(own.embed(probe.x), first.embed(probe.x))
+        assert torch.equal(own.readout.weight, first.readout.weight)
+        for part in (Interaction, Reaction):
+            terms = [[m for m in model.modules() if isinstance(m, part)] for model in (own, first)]
+            assert len(terms[0]) == (0 if kind == "diffusion_only" else TASK.depth)
+            for mine, theirs in zip(terms[0], terms[1] if terms[0] else [], strict=True):
+                assert all(torch.equal(p, q) for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+                assert not any(p is q for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+    assert not (models["other"].embed.places == first.embed.places).any()
+
+
+def test_pairs_of_one_start_are_compared_after_a_training_on_the_same_batches(pairs, data):
+    task, probe = TASK.cut(same_start.STEPS), data.test.take(slice(0, TASK.probe))
+    first = build("transformer", task, data, 0, "same start")
+    own = reference.borrowed("earlier", first, task, data)
+    before = cosines(look(own, probe), look(first, probe))
+    for model in (first, own):
+        tasks.trained(model, data, task.settings, tasks.derive(0, "same start", "training"), Workplace(), "by hand")
+    after = cosines(look(own, probe), look(first, probe))
+    assert pairs.figures["earlier-scale1/cosine"] == pytest.approx(after, abs=1e-6)
+    assert pairs.controls["untrained_earlier-scale1/cosine"] == pytest.approx(before, abs=1e-6)
+    copied = fidelity(look(first, probe)).tolist()
+    assert pairs.controls["copy-scale1/cosine"] == pytest.approx(copied, abs=1e-6)
+    assert abs(pairs.controls["other-scale1/cosine"][0]) < 0.1 < pairs.figures["earlier-scale1/cosine"][0]
+
+
+def test_the_best_pair_is_chosen_over_scales_and_simulators_and_controls_stand_at_its_scale(pairs):
+    figures, known = pairs.figures, pairs.controls
+    for word, kinds in same_start.GROUPS.items():
+        for name, better in (("overall_cosine", max), ("overall_mse", min)):
+            values = {(kind, s): figures[f"{kind}-scale{s}/{name}"] for kind in kinds for s in (1, 30)}
+            kind, s = better(values, key=values.get)
+            assert figures[f"{word}best/{name}"] == values[kind, s]
+            assert figures[f"{word}best/{name}_scale"] == s
+            assert reference.SIMULATORS[int(figures[f"{word}best/{name}_simulator"])] == kind
+            for control in same_start.CONTROLS:
+                assert known[f"{word}{control}/{name}"] == known[f"{control}-scale{s}/{name}"]
+            assert known[f"{word}untrained/{name}"] == known[f"untrained_{kind}-scale{s}/{name}"]
+    assert figures["best/overall_cosine_scale"] != figures["best/overall_mse_scale"]  # so controls differ too
+
+
+def test_a_pair_that_diverges_is_named_and_is_not_the_best():
+    seen = {"bare-scale3/overall_cosine": 0.4, "printed-scale1/overall_cosine": 0.6, "bare-scale3/overall_mse": 2.0}
+    chosen, beside = same_start.best(seen, {"copy-scale1/overall_cosine": 0.7, "copy-scale3/overall_cosine": 0.9})
+    assert chosen["best/overall_cosine"] == 0.6
+    assert chosen["best/overall_mse_scale"] == 3
+    assert beside == {"copy/overall_cosine": 0.7}
+    assert same_start.best({}, {}) == ({}, {})

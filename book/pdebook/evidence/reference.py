@@ -25,6 +25,7 @@ at paper size it leaves out `shuffled`, and (c) has a third of the steps.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -72,12 +73,14 @@ MAPS = 32_000_000  # entries of attention maps that one layer may have: where to
 def borrowed(kind: str, teacher: Model, task: Task, data: Dataset) -> Model:
     """The simulator with the embedding, the readout and, layer by layer, the attention and feed-forward of `teacher`.
 
-    LayerNorm has no place in a simulator that has none: its gains and biases are not carried over.
+    LayerNorm has no place in a simulator that has none: its gains and biases are not carried over. A simulator without
+    attention or feed-forward, as diffusion alone, has no place for those.
     """
     model = build(kind, task, data, 0).to(next(teacher.parameters()).device)
     for part in (Interaction, Reaction):
-        for own, theirs in zip(_terms(model, part), _terms(teacher, part), strict=True):
-            own.load_state_dict(theirs.state_dict())
+        if terms := _terms(model, part):
+            for own, theirs in zip(terms, _terms(teacher, part), strict=True):
+                own.load_state_dict(theirs.state_dict())
     model.embed.load_state_dict(teacher.embed.state_dict())
     model.readout.load_state_dict(teacher.readout.state_dict())
     return model
@@ -213,7 +216,7 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
     fit, test = data.train.take(slice(0, FITTED * task.probe)), data.test.take(slice(0, task.probe))
     seen = few(test, task.heads)
     target_fit, target, target_maps = look(teacher, fit), look(teacher, test), _with_maps(teacher, seen)
-    found.controls |= _without_dynamics(target_fit, target, seed)
+    found.controls |= without_dynamics(target_fit, target, seed)
     found.controls |= named("uniform", alignment.maps_compared(alignment.uniform_maps(target_maps), target_maps))
     found.figures |= named("transformer", alignment.spectra(target.states[1:], target.mask))
     found.controls |= _other_spectra(target, seed)
@@ -284,8 +287,10 @@ def _profiles(found: Measured) -> None:
                 place[Key(kind, word + "lowest_fidelity")] = torch.tensor(values, dtype=torch.float64).amin().item()
 
 
-def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figures:
-    """The controls that have the Transformer's states but no layers of their own."""
+def without_dynamics(
+    fitted: Trajectory, target: Trajectory, seed: int, names: Sequence[str] = tuple(alignment.SIMILARITIES)
+) -> Figures:
+    """The controls that have the Transformer's states but no layers of their own; names: of the similarities."""
     tokens, features = target.final.shape[1:]
     layers = len(target.states)
     maps = alignment.affine_maps([fitted.states[0]] * layers, fitted)
@@ -297,7 +302,7 @@ def _without_dynamics(fitted: Trajectory, target: Trajectory, seed: int) -> Figu
         "affine": alignment.through(maps, [target.states[0]] * layers, target.mask),
         "relabelled": [v[..., order] for v in target.states],
     }
-    return {k: v for key, run in states.items() for k, v in named(key, alignment.alignment(run, target)).items()}
+    return {k: v for key, run in states.items() for k, v in named(key, alignment.alignment(run, target, names)).items()}
 
 
 def _other_spectra(target: Trajectory, seed: int) -> Figures:
