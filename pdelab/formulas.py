@@ -6,6 +6,7 @@ are the faces that check what they are given.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -88,6 +89,30 @@ def attention_contraction(A: Tensor, delta: Tensor) -> Tensor:
     return torch.tanh(norm2(A) * delta**2 / 4)
 
 
+def attention_lipschitz(
+    A: Tensor,
+    V: Tensor,
+    R: Tensor | float,
+    *,
+    r: Tensor | float | None = None,
+    b: Tensor | float = 0.0,
+    columns: Tensor | float = 1.0,
+) -> Tensor:
+    """‖V‖(‖A‖r² + √(c(1 + r²(‖A‖R + |b|)²))): a Lipschitz constant of attention where |u_i| ≤ R and |u_i − u_j| ≤ 2r.
+
+    r: half the largest distance of two tokens, R unless given. b: the length |W_Kᵀb_Q|/√d of the query bias, which
+    adds b·u_j to the scores. columns: c = 1 for the norm max_i|u_i|; for (Σ_i|u_i|²)^{½} the largest column sum of the
+    weights p_ij on the set, N at most. Masks and scores that depend on positions may be added; with rotary positions,
+    where A differs from pair to pair, it is false, and ‖V‖(1 + 2‖A‖R²) is true.
+
+    >>> attention_lipschitz(torch.eye(2), torch.eye(2), 0.75**0.5).item()  # x + √(1 + x²) at x = ¾
+    2.0
+    """
+    scores, r = norm2(A), R if r is None else r
+    root = (columns * (1 + (r * (scores * R + b)) ** 2)) ** 0.5
+    return norm2(V) * (scores * r**2 + root)
+
+
 def norm2(matrix: Tensor) -> Tensor:
     """‖M‖, the largest singular value."""
     return torch.linalg.matrix_norm(matrix, 2)
@@ -111,20 +136,124 @@ def feed_forward(
     return phi(z @ W1.mT + b1.unsqueeze(-2)) @ W2.mT - leak * z
 
 
-def reaction_constants(W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0) -> Constants[Tensor]:
-    """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + κ.
+def balanced(W1: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
+    """TW₁ and W₂T⁻¹ with t_k² = |c_k|/|w_k|, so that row w_k of W₁ and column c_k of W₂ become equally long.
 
+    W₂ΘW₁ stays as it is for every diagonal Θ. A unit with w_k = 0 or c_k = 0 adds nothing to it: both are set to 0.
+    """
+    rows, columns = W1.norm(dim=-1), W2.norm(dim=-2)
+    used = (rows > 0) & (columns > 0)
+    rows, columns = (torch.where(used, x, torch.ones_like(x)) for x in (rows, columns))
+    root = torch.where(used, columns.sqrt() / rows.sqrt(), torch.zeros_like(rows))  # t_k
+    return W1 * root.unsqueeze(-1), W2 * torch.where(used, 1 / root, root).unsqueeze(-2)
+
+
+def reaction_constants(
+    W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0, scales: Constants[Tensor] | None = None
+) -> Constants[Tensor]:
+    """K = ‖cW₂W₁ − κ‖ + r‖W₂T⁻¹‖‖TW₁‖ and λ = λ_max(c sym(W₂W₁) + ½r(W₁ᵀT²W₁ + W₂T⁻²W₂ᵀ)) − κ, any diagonal T > 0.
+
+    λ₋ = λ_min(c sym(W₂W₁) − ½r(W₁ᵀT²W₁ + W₂T⁻²W₂ᵀ)) − κ, with sym(M) = ½(M + Mᵀ).
     slopes: s₋ and s₊, the least and the largest slope of φ; c and r are the middle and half the width of [s₋, s₊].
+    scales: s of each of the three, (…, hidden), for t_k² = e^{s_k}|c_k|/|w_k|; 0 if not given. `reaction_scales` finds
+        good ones; for a derivative with respect to the weights they may be held fixed.
     """
     least, most = slopes
     middle, radius = (most + least) / 2, (most - least) / 2
-    product, omega = W2 @ W1, norm2(W1) * norm2(W2)
-    rates = torch.linalg.eigvalsh((product + product.mT) / 2)
+    P, Q = balanced(W1, W2)
+    if scales is None:
+        scales = Constants(*3 * (torch.zeros_like(P[..., 0]),))
+
+    product = middle * (Q @ P)
+    linear = (product + product.mT) / 2
+    eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    TP, QT = _scaled(P, Q, scales.lipschitz)
     return Constants(
-        lower=middle * rates[..., 0] - radius * omega - leak,
-        upper=middle * rates[..., -1] + radius * omega - leak,
-        lipschitz=max(abs(least), abs(most)) * omega + leak,
+        lower=torch.linalg.eigvalsh(linear - radius * _squares(P, Q, scales.lower))[..., 0] - leak,
+        upper=torch.linalg.eigvalsh(linear + radius * _squares(P, Q, scales.upper))[..., -1] - leak,
+        lipschitz=norm2(product - leak * eye) + radius * norm2(QT) * norm2(TP),
     )
+
+
+@torch.no_grad()
+def reaction_scales(W1: Tensor, W2: Tensor, slopes: tuple[float, float], steps: int = 100) -> Constants[Tensor]:
+    """Scales s for `reaction_constants` that make K and λ small and λ₋ large: (…, hidden) each.
+
+    All three are convex in s. Adam goes down from s = 0; the best scales on its way are kept, and those of T = t·1 with
+    t² = ‖W₂‖/‖W₁‖ if they are better: with these the constants are never worse than those with the product ‖W₂‖‖W₁‖.
+    steps: of Adam, with two eigenvalue problems of size d for each constant; 0 compares s = 0 and T = t·1 only.
+    """
+    least, most = slopes
+    middle, radius = (most + least) / 2, (most - least) / 2
+    P, Q = balanced(W1, W2)
+    product = middle * (Q @ P)
+    linear = (product + product.mT) / 2
+
+    def rate(s: Tensor, sign: int, heat: float) -> tuple[Tensor, Tensor]:
+        top, at_P, at_Q = _top(sign * linear + radius * _squares(P, Q, s), heat, *_scaled(P, Q, s))
+        return top, at_P - at_Q
+
+    def norms(s: Tensor, heat: float) -> tuple[Tensor, Tensor]:
+        TP, QT = _scaled(P, Q, s)
+        (first, at_P, _), (second, _, at_Q) = (_top(M, heat, TP, QT) for M in (TP.mT @ TP, QT @ QT.mT))
+        tiny = torch.finfo(P.dtype).tiny
+        relative = at_P / first.clamp(min=tiny).unsqueeze(-1) - at_Q / second.clamp(min=tiny).unsqueeze(-1)
+        return first * second, relative
+
+    rows, columns = W1.norm(dim=-1), W2.norm(dim=-2)
+    used = (rows > 0) & (columns > 0)
+    inner, outer = (norm2(torch.where(used.unsqueeze(dim), W, torch.zeros_like(W))) for W, dim in ((W1, -1), (W2, -2)))
+    even = (outer / inner).log().unsqueeze(-1) - (columns / rows).log()
+    even = torch.where(used, even, torch.zeros_like(even))  # T = t·1, seen from s = 0
+    return Constants(
+        lower=_descend(partial(rate, sign=-1), even, steps),
+        upper=_descend(partial(rate, sign=1), even, steps),
+        lipschitz=_descend(norms, even, steps),
+    )
+
+
+def _scaled(P: Tensor, Q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """e^{s/2}P and Qe^{−s/2}."""
+    root = (s / 2).exp()
+    return P * root.unsqueeze(-1), Q / root.unsqueeze(-2)
+
+
+def _squares(P: Tensor, Q: Tensor, s: Tensor) -> Tensor:
+    """½(Pᵀe^sP + Qe^{−s}Qᵀ)."""
+    TP, QT = _scaled(P, Q, s)
+    return (TP.mT @ TP + QT @ QT.mT) / 2
+
+
+def _top(M: Tensor, heat: float, TP: Tensor, QT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """λ_max(M), and ⟨x, Xx⟩ for the rows x of TP and the columns x of QT, X a smooth stand-in for its eigenvector.
+
+    X has the eigenvectors of M with weights e^{λ/h}, h being `heat` times the width of the spectrum: at the best scales
+    the largest eigenvalue is a multiple one, and a single eigenvector would jump about.
+    """
+    values, vectors = torch.linalg.eigh(M)
+    width = (values[..., -1:] - values[..., :1]).clamp(min=torch.finfo(M.dtype).tiny)
+    weights = ((values - values[..., -1:]) / (heat * width)).softmax(dim=-1).unsqueeze(-2)
+    at_P, at_Q = ((x @ vectors).square() * weights for x in (TP, QT.mT))
+    return values[..., -1], at_P.sum(dim=-1), at_Q.sum(dim=-1)
+
+
+def _descend(look: Callable[..., tuple[Tensor, Tensor]], other: Tensor, steps: int) -> Tensor:
+    """The best s on the way of Adam down from 0, or `other`; look(s, heat=…) gives the value (…) and a slope (…, hidden)."""
+    s = torch.zeros_like(other)
+    mean, square = torch.zeros_like(s), torch.zeros_like(s)
+    best, least = other, look(other, heat=1.0)[0]
+
+    for n in range(steps + 1):
+        cooled = n / max(steps, 1)
+        value, slope = look(s, heat=0.1 * 0.02**cooled)
+        better = value <= least
+        best, least = torch.where(better.unsqueeze(-1), s, best), torch.where(better, value, least)
+
+        mean, square = 0.9 * mean + 0.1 * slope, 0.99 * square + 0.01 * slope.square()
+        size = (square / (1 - 0.99 ** (n + 1))).sqrt()
+        size = size + 1e-8 * size.amax(dim=-1, keepdim=True) + torch.finfo(s.dtype).tiny
+        s = s - 0.3 * 0.01**cooled * mean / (1 - 0.9 ** (n + 1)) / size
+    return best
 
 
 # LayerNorm

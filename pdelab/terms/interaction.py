@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pdelab.field import Field, Mask, check_field, check_number, check_state
-from pdelab.formulas import attention_contraction, keep_real, norm2
+from pdelab.formulas import attention_contraction, attention_lipschitz, keep_real, norm2
 from pdelab.options import flags, whole
 from pdelab.terms.base import Term
 
@@ -102,15 +102,39 @@ class Interaction(Term):
             raise ValueError("causal must be False: the first token sees itself alone, and no diameter has to shrink")
         check_number("diameter", diameter, 0)
         delta = torch.as_tensor(diameter, dtype=torch.float64)
+        parts = [norm2(V) * attention_contraction(A, delta) for A, V, _ in self._score_and_value()]
+        return abs(self.strength) * sum(part.item() for part in parts)
+
+    @torch.no_grad()
+    def lipschitz(self, length: float, *, diameter: float | None = None, columns: float = 1.0) -> float:
+        """|α| Σ_h ‖V_h‖(‖A_h‖r² + √(c(1 + r²(‖A_h‖R + |b_h|)²))), V_h = W_Oʰ W_Vʰ, b_h = W_Kʰᵀb_Qʰ/√d_h; leak: + 1.
+
+        A Lipschitz constant of the term on the states whose tokens are no longer than R = `length` and no further apart
+        than 2r = `diameter` (2R unless it is given), with any mask. In the norm max_i|u_i|; in (Σ_i|u_i|²)^{½} with
+        columns=c, the largest column sum of the attention maps on these states: the number of tokens is always enough.
+        """
+        check_number("length", length, 0, shape=())
+        check_number("columns", columns, 1, shape=())
+        if diameter is not None:
+            check_number("diameter", diameter, 0, shape=())
+        R = torch.as_tensor(length, dtype=torch.float64)
+        r = R if diameter is None else torch.as_tensor(diameter / 2).clamp(max=R)  # in a ball no two are further apart
+        parts = [attention_lipschitz(A, V, R, r=r, b=b, columns=columns) for A, V, b in self._score_and_value()]
+        return abs(self.strength) * sum(part.item() for part in parts) + self._leak_norm()
+
+    def _score_and_value(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """A_h = W_QʰᵀW_Kʰ/√d_h, V_h = W_Oʰ W_Vʰ and the length of W_Kʰᵀb_Qʰ/√d_h, for each head."""
         query, key, value = (w.double().split(self.head_width) for w in self.qkv.weight.chunk(3))
+        bias = self.qkv.weight.new_zeros(len(self.qkv.weight)) if self.qkv.bias is None else self.qkv.bias
+        bias = bias.double().chunk(3)[0].split(self.head_width)
         out = self.out.weight.double().split(self.head_width, dim=1)
         out = out * (self.heads // len(out))  # a shared output is that of every head
+        root = math.sqrt(self.head_width)
+        heads = zip(query, key, value, out, bias, strict=True)
+        return [(q.T @ k / root, o @ v, (k.T @ b).norm() / root) for q, k, v, o, b in heads]
 
-        total = 0.0
-        for q, k, v, o in zip(query, key, value, out, strict=True):
-            A = q.T @ k / math.sqrt(self.head_width)
-            total += (norm2(o @ v) * attention_contraction(A, delta)).item()
-        return abs(self.strength) * total
+    def _leak_norm(self) -> float:
+        return 1.0 if self.leak else 0.0
 
 
 class SharedOutputInteraction(Interaction):
@@ -150,3 +174,6 @@ class SharedOutputInteraction(Interaction):
         if not self.leak:
             return None
         return -self.heads * keep_real(u, mask) @ self.out.weight.T
+
+    def _leak_norm(self) -> float:
+        return self.heads * norm2(self.out.weight.double()).item() if self.leak else 0.0

@@ -8,7 +8,7 @@ from systems import SEQUENCES, WIDTH, field, padded, seeded
 from torch import nn
 
 from pdelab import Interaction, PreNorm, SharedOutputInteraction
-from pdelab.formulas import attention, diameter, norm2
+from pdelab.formulas import attention, attention_lipschitz, diameter, longest, norm2
 
 
 def interaction(**options):
@@ -212,6 +212,61 @@ def test_the_contraction_of_one_head_is_that_of_its_score_and_value_matrices():
 def test_a_causal_term_has_no_contraction():
     with pytest.raises(ValueError, match="causal must be False"):
         interaction(causal=True).contraction(1.0)
+
+
+# The Lipschitz constant
+
+
+TERMS = {
+    "one head": interaction(heads=1),
+    "four heads": interaction(heads=4, strength=-0.3),
+    "causal, with a leak": interaction(causal=True, leak=True),
+    "shared output": seeded(lambda: SharedOutputInteraction(WIDTH, 3), spread=0.5),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_two_states_are_driven_apart_no_faster_than_the_lipschitz_constant(name):
+    term = TERMS[name]
+    for size in (0.1, 1.0, 4.0):
+        u = size * field(64)
+        v = u + 0.01 * size * field(64, seed=1)
+        R, widest = torch.maximum(longest(u), longest(v)), torch.maximum(diameter(u), diameter(v))
+        change, gap = term(u) - term(v), u - v
+        for n in range(0, 64, 8):
+            most = term.lipschitz(R[n].item())
+            close = term.lipschitz(R[n].item(), diameter=widest[n].item())
+            assert longest(change)[n] <= close * longest(gap)[n] <= most * longest(gap)[n] * (1 + 1e-12)
+            assert change[n].norm() <= term.lipschitz(R[n].item(), columns=u.shape[1]) * gap[n].norm()
+
+
+def test_the_lipschitz_constant_of_one_head_is_that_of_its_matrices_and_its_query_bias():
+    term = interaction(heads=1)
+    query, key, value = term.qkv.weight.chunk(3)
+    A, V = query.T @ key / math.sqrt(WIDTH), term.out.weight @ value
+    b = key.T @ term.qkv.bias[:WIDTH] / math.sqrt(WIDTH)
+    x, x_b = norm2(A) * 1.7**2, (norm2(A) * 1.7 + b.norm()) * 1.7
+    assert term.lipschitz(1.7) == pytest.approx((norm2(V) * (x + (1 + x_b**2).sqrt())).item(), rel=1e-12)
+    assert term.lipschitz(1.7) == pytest.approx(attention_lipschitz(A, V, 1.7, b=b.norm()).item(), rel=1e-12)
+    assert term.lipschitz(1.7) == term.lipschitz(1.7, diameter=100.0)
+
+
+def test_no_biases_but_that_of_the_queries_change_the_lipschitz_constant():
+    term = interaction(heads=2)
+    before = term.lipschitz(1.3)
+    with torch.no_grad():
+        term.qkv.bias[WIDTH:] += 5
+        term.out.bias += 5
+    assert term.lipschitz(1.3) == before
+    with torch.no_grad():
+        term.qkv.bias[:WIDTH] += 5
+    assert term.lipschitz(1.3) > 2 * before
+
+
+def test_tokens_in_one_place_have_the_lipschitz_constant_of_the_values():
+    term = interaction(heads=1)
+    V = term.out.weight @ term.qkv.weight[2 * WIDTH :]
+    assert term.lipschitz(3.0, diameter=0.0) == pytest.approx(norm2(V).item(), rel=1e-12)
 
 
 def shared(**options):
