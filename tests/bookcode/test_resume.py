@@ -38,6 +38,10 @@ GO_ON = [name for name in SMOKE if keeps(name)]
 FEWER = {
     "corner_settings": {"pdebook.chapters.trained_corners.measure.RATES": (1e-2,)},
     "embedding_scale": {"pdebook.chapters.experiments_listops.measure.SCALES": (1, 10)},
+    "fidelity_sweep": {
+        "pdebook.chapters.experiments_listops.fidelity_sweep.SCALES": (1, 10),
+        "pdebook.chapters.experiments_listops.fidelity_sweep.PARTS": (6,),
+    },
     "information_layers": {
         "pdebook.chapters.experiments_information.measure.KINDS": ("transformer", "printed"),
         "pdebook.chapters.experiments_information.measure.FOOLED": (),

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pdebook.chapters.experiments_listops import fidelity_sweep, same_start
 from pdebook.chapters.experiments_listops import measure as embedding_scale
-from pdebook.chapters.experiments_listops import same_start
 from pdebook.evidence import alignment, reference
 from pdebook.evidence import trained as tasks
 from pdebook.evidence.experiment import Scale, Workplace
 from pdebook.evidence.trained import TASKS, build, fit, look
+from pdebook.ledger.claims import read_claims
 from pdebook.ledger.record import Store
 from pdelab.metrics.similarity import cosine, fidelity
 from pdelab.solver import Trajectory
@@ -323,3 +324,43 @@ def test_a_pair_that_diverges_is_named_and_is_not_the_best():
     assert chosen["best/overall_mse_scale"] == 3
     assert beside == {"copy/overall_cosine": 0.7}
     assert same_start.best({}, {}) == ({}, {})
+
+
+def test_a_sweep_of_steps_changes_the_step_and_nothing_else(data):
+    probe = data.test.take(slice(0, 5))
+    usual, shorter = (fidelity_sweep.simulator(3, parts, TASK, data, 0) for parts in (TASK.depth, 12))
+    given = build("printed", TASK, data, 0)
+    embedding_scale.enlarge(given.embed, 3)
+    assert torch.equal(look(usual, probe).final, look(given, probe).final)
+    assert all(torch.equal(p, q) for p, q in zip(usual.parameters(), shorter.parameters(), strict=True))
+    u, v = (look(model, probe).states for model in (usual, shorter))
+    torch.testing.assert_close((v[1] - v[0]) * 12, (u[1] - u[0]) * TASK.depth, rtol=1e-4, atol=1e-4)
+    twice = shorter.equation.equations[1](v[1], 0.0, probe.mask)  # the second step is that of the second layer
+    torch.testing.assert_close(v[2], v[1] + twice / 12)
+
+
+def test_the_printed_column_of_the_sweep_is_that_of_the_claim():
+    (claim,) = (claim for claim in read_claims() if claim.id == "P2-fidelity-PDE")
+    assert list(fidelity_sweep.PRINTED) == claim.printed["pde"]
+    assert fidelity_sweep.distance([1.0, 0.9, 0.91, 0.89, 0.87, 0.90]) == pytest.approx(0.05)
+
+
+def test_the_nearest_profile_is_chosen_by_its_worst_layer(monkeypatch):
+    monkeypatch.setattr(fidelity_sweep, "SCALES", (1, 30))
+    monkeypatch.setattr(fidelity_sweep, "PARTS", (3, 12))
+    result = fidelity_sweep.run("smoke", 0)
+    for place, word in ((result.figures, ""), (result.controls, "untrained_")):
+        worst = {}
+        for s in (1, 30):
+            for parts in (3, 12):
+                profile = place[f"scale{s}-step{parts}/{word}profile"]
+                assert len(profile) == TASK.depth
+                assert profile[0] == pytest.approx(1)
+                worst[s, parts] = max(abs(a - b) for a, b in zip(profile, (1.0, 0.93), strict=True))
+        s, parts = min(worst, key=worst.get)
+        assert place[f"{word}best/profile"] == place[f"scale{s}-step{parts}/{word}profile"]
+        assert (place[f"{word}best/scale"], place[f"{word}best/parts"]) == (s, parts)
+        assert place[f"{word}best/distance"] == pytest.approx(worst[s, parts])
+    trained_, before = result.figures["scale1-step3/profile"], result.controls["scale1-step3/untrained_profile"]
+    assert trained_ != before
+    assert fidelity_sweep.nearest({}) == {}
