@@ -39,12 +39,14 @@ _EXPORTS = {
     "laplacian": "field",
     "simulator": "models",
     "solve": "solver",
+    "solve_density": "crowd",
     "train": "training",
     "transformer": "models",
 }
 _MODULES = (
     "checkpoints",
     "convert",
+    "crowd",
     "datasets",
     "equation",
     "evaluation",

@@ -118,6 +118,56 @@ def norm2(matrix: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(matrix, 2)
 
 
+# Tokens on the circle
+
+
+def circle_rate(theta: Tensor, beta: Tensor | float, v: Tensor | float = 1.0, *, causal: bool = False) -> Tensor:
+    """θ_i' = v Σ_j p_ij sin(θ_j − θ_i), p_i = softmax_j(β cos(θ_j − θ_i)), over j ≤ i only if causal: (…, token).
+
+    It is u_i' = (I − u_iu_iᵀ) Att(u)_i with A = βI and V = vI for tokens u_i = (cos θ_i, sin θ_i).
+    """
+    apart = theta.unsqueeze(-2) - theta.unsqueeze(-1)  # (…, i, j): θ_j − θ_i
+    scores = beta * apart.cos()
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=theta.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return v * (scores.softmax(dim=-1) * apart.sin()).sum(dim=-1)
+
+
+def circle_kernel(cells: int, beta: float, v: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """e^{β(cos s − 1)} and v times that times sin s, s = φ_j − θ_{i+½}: from centre j to the right face of cell i."""
+    place = torch.arange(cells, dtype=torch.float64)
+    apart = (place - place.unsqueeze(1) - 0.5) * (2 * torch.pi / cells)  # (face, cell)
+    weight = torch.exp(beta * (apart.cos() - 1))
+    return weight.to(like), (v * weight * apart.sin()).to(like)
+
+
+def circle_speed(rho: Tensor, kernel: tuple[Tensor, Tensor]) -> Tensor:
+    """X at the right face of each cell, from the means of ρ over cells, by the midpoint rule: (…, cell), |X| ≤ |v|.
+
+    By sums of what is not negative: a Fourier transform would lose the small weights, of order e^{−2β}, to rounding.
+    """
+    weight, pull = kernel
+    return (rho @ pull.mT) / (rho @ weight.mT)
+
+
+def transport(rho: Tensor, speed: Tensor, *, limited: bool = True) -> Tensor:
+    """−(F_{i+½} − F_{i−½})/Δθ, F = X⁺ρ⁻ + X⁻ρ⁺: each face takes ρ from the side that the flow comes from.
+
+    ρ∓ = ρ_i ± s_i/2 with van Leer's slope s = 2ab/(a+b) of the differences a, b to both neighbours, 0 at an extremum;
+    or s = 0, the upwind scheme, if not limited. speed: at the right faces, (…, cell).
+    """
+    left, right = rho, rho.roll(-1, dims=-1)
+    if limited:
+        ahead = right - rho
+        behind = ahead.roll(1, dims=-1)
+        monotone = ahead * behind > 0
+        slope = torch.where(monotone, ahead * behind / torch.where(monotone, ahead + behind, 1), 0)  # half of s
+        left, right = rho + slope, (rho - slope).roll(-1, dims=-1)
+    flux = speed.clamp(min=0) * left + speed.clamp(max=0) * right
+    return (flux.roll(1, dims=-1) - flux) * (rho.shape[-1] / (2 * torch.pi))
+
+
 # The feed-forward network
 
 

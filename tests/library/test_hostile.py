@@ -44,6 +44,7 @@ SHARE = 0.95  # of the wrong calls, those whose error names the argument
 BATCH, TOKENS, WIDTH = 2, 5, 4
 U = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))
 V = U.flip(1)
+RING = torch.rand(BATCH, 8, generator=torch.Generator().manual_seed(2))  # densities on a circle of 8 cells
 MASK = torch.arange(TOKENS) < torch.tensor([[5], [3]])
 
 
@@ -414,6 +415,16 @@ CALLS = {
         states=Argument(
             [U, V],
             many(None).wrong
+    "pdelab.solve_density": call(
+        pdelab.solve_density,
+        rho0=numbers(RING, RING[0], RING[:0], RING[:, :3], RING.unsqueeze(0), -RING, 0 * RING),
+        beta=positive(2.0),
+        time=above_zero(0.1),
+        v=number(-1.0),
+        states=size(2),
+        scheme=word("upwind"),
+        dt=above_zero(0.1, nothing="the longest step that is safe"),
+    ),
             | {
                 "one field": U,
                 "shapes": [U, U[:1]],
