@@ -39,8 +39,8 @@ class Statement:
     wrong: false neighbours by name, each a change of the settings: {"transposed": {"transposed": True}}.
     shrink: constants of the bound, each a keyword of score that multiplies it and is 1 by default; each in turn is set
         to SHRUNK. With neither `wrong` nor `shrink` the neighbour is the whole bound shrunk.
-    printed: the statement is the papers', as printed; else it is ours. lemma: it is a step of a proof of ours; it is
-        shown apart and decides nothing.
+    printed: the statement is the papers', as printed; else it is ours. lemma: it is a step of a proof, theirs or ours;
+        it is shown apart and decides nothing.
     each: the false neighbours are searched for in every setting, and it is counted in how many each of them fell; else
         the search for a neighbour ends with the first setting in which it falls.
     Without `vary` there is nothing to climb: score(seed, **settings) draws for itself.
@@ -60,14 +60,10 @@ class Statement:
     steps: int = 100
     rate: float = 0.05
 
-    def __post_init__(self):
-        if self.printed and self.lemma:
-            raise ValueError("printed and lemma: a step of our proof is not printed; leave one of them out")
-
     @property
     def role(self) -> str:
         """Under which name its figures are recorded: printed, corrected or lemma."""
-        return "printed" if self.printed else "lemma" if self.lemma else "corrected"
+        return "lemma" if self.lemma else "printed" if self.printed else "corrected"
 
     @property
     def says(self) -> str:

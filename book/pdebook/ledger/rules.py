@@ -213,7 +213,7 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     none was found counts only where the same search broke every false neighbour of this very statement in every seed: a
     wrong law in its place, or its bound with one constant smaller. The claim holds if all its printed statements stand.
     If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand. Steps of
-    a proof of ours are attacked too; they are counted apart and decide nothing.
+    a proof, theirs or ours, are counted apart and decide nothing.
     """
     printed, corrected, lemmas = ([one for one in attacks(results) if one.role == role] for role in ROLES)
     found = printed + corrected
