@@ -43,7 +43,7 @@ class MasterEquation(nn.Module):
 
         D is given: P2 eq 8 names a coefficient that no formula determines.
         """
-        check_number("diffusion", diffusion)
+        check_number("diffusion", diffusion, shape=(width, width))
         check_number("stabilization", stabilization, 0)
         return cls(
             Interaction(width, heads, leak=True),
@@ -66,7 +66,7 @@ class MasterEquation(nn.Module):
         activation: str = "relu",
     ) -> "MasterEquation":
         """∂u/∂t = D∂²u + α Att(u) + FFN(u) + g(x, t): P1 eq 1 with eq 9-13, no −u anywhere."""
-        check_number("diffusion", diffusion)
+        check_number("diffusion", diffusion, shape=(width, width))
         return cls(
             Diffusion(diffusion, boundary),
             Interaction(width, heads, strength=strength),

@@ -8,13 +8,12 @@ nothing.
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtrackingtensor
 
 from pdelab import formulas
 from pdelab.options import choose, number, whole
@@ -108,11 +107,11 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
         )
     if mask.device != u.device:
         raise ValueError(f"{name} is on {mask.device} and the field on {u.device}; try {name}.to({str(u.device)!r})")
-    # a trace or a vmap has no values to look at
-    if mask.is_meta or torch.compiler.is_compiling() or _is_mapped(mask):
+    filled = all_true(mask.any(dim=1))
+    if filled is None:
         return
     version = None if mask.is_inference() else mask._version  # such a tensor does not count its changes
-    if not mask.any(dim=1).all():
+    if not filled:
         raise ValueError(
             f"{name} leaves a sequence without a real token; drop that sequence, or is the mask inverted? True is real"
         )
@@ -123,37 +122,66 @@ def check_mask(mask: Mask | None, u: Field, name: str = "mask") -> None:
         )
     if version is not None:
         global _last_good
-        _last_good = weakref.ref(mask), version
+        seen = mask.clone() if mask.device.type == "cpu" else None
+        _last_good = weakref.ref(mask), version, seen
 
 
-def _is_mapped(mask: Mask) -> bool:
-    """Whether vmap hides the values, also inside of grad."""
-    while is_gradtrackingtensor(mask):
-        mask = get_unwrapped(mask)
-    return is_batchedtensor(mask)
+def all_true(condition: Tensor) -> bool | None:
+    """Whether it is true everywhere; None on the meta device, in a trace and in a vmap, where there are no values."""
+    if condition.is_meta or torch.compiler.is_compiling():
+        return None
+    try:
+        return bool(condition.all())
+    except RuntimeError:  # how vmap says so
+        return None
 
 
-_last_good: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
-"""The last mask that was found good, and how often it had been changed: a step need not wait for its values again.
+_last_good: tuple[Callable[[], Tensor | None], int, Tensor | None] = (lambda: None, 0, None)
+"""The last mask that was found good, how often it had been changed, and on a CPU what it held.
 
-A change that torch does not count, through NumPy or .data, is seen where the next run starts, not within one.
+A step on a GPU need not wait for its values again. A change there that torch does not count, through .data, is seen
+where the next run starts, not within one.
 """
 
 
 def _known(mask: Mask, u: Field) -> bool:
     if torch.compiler.is_compiling():  # nothing to remember: a trace looks at no values
         return False
-    good, version = _last_good  # at once, as another thread may look at another mask
+    good, version, seen = _last_good  # at once, as another thread may look at another mask
     same = good() is mask and mask._version == version and mask.get_device() == u.get_device()
-    return same and mask.size(0) == u.size(0) and mask.size(1) == u.size(1)
+    same = same and mask.size(0) == u.size(0) and mask.size(1) == u.size(1)
+    return same and (seen is None or mask.equal(seen))
 
 
-def check_number(name: str, value: float | Tensor, least: float = -math.inf) -> None:
-    """Refuse what is no finite number of at least `least`, nor a tensor of such, one for each example."""
+def check_number(
+    name: str,
+    value: float | Tensor,
+    least: float = -math.inf,
+    *,
+    above: bool = False,
+    shape: tuple[int | str, ...] | None = ("batch", 1, 1),
+) -> None:
+    """Refuse what is no finite number of at least `least`, or above it, nor a tensor of such, one for each example.
+
+    shape: the largest that a tensor may have, with words for what is not known; (): one number, None: any.
+    """
     if not isinstance(value, Tensor):
-        number(name, value, least)
-    elif not value.is_meta and not (torch.isfinite(value) & (value >= least)).all():
-        raise ValueError(f"{name} must be finite numbers" + (f" of at least {least}" if least > -math.inf else ""))
+        number(name, value, least, above=above)
+        return
+    if value.is_complex() or value.dtype == torch.bool:
+        raise ValueError(f"{name} must be real numbers; not {described(value)}")
+    if all_true(torch.isfinite(value) & ((value > least) if above else (value >= least))) is False:
+        low = "" if least == -math.inf else f" above {least}" if above else f" of at least {least}"
+        raise ValueError(f"{name} must be finite numbers{low}")
+    if shape is not None and value.numel() != 1 and not _widens_to(value.shape, shape):
+        each = f", or have the shape ({', '.join(map(str, shape))})" if shape else ""
+        raise ValueError(f"{name} must be one number{each}; not {described(value)}")
+
+
+def _widens_to(given: Sequence[int], shape: Sequence[int | str]) -> bool:
+    """Whether broadcasting makes of the first shape the second, and not a larger one."""
+    pairs = zip(reversed(given), reversed(shape), strict=False)
+    return len(given) <= len(shape) and all(one in (1, other) or isinstance(other, str) for one, other in pairs)
 
 
 def check_boundary(boundary: str) -> None:

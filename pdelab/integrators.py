@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from pdelab.field import Field, Mask, check_state, same_shape
-from pdelab.options import function, number, positive, whole
+from pdelab.field import Field, Mask, check_number, check_state, same_shape
+from pdelab.options import function, number, whole
 from pdelab.terms.diffusion import Diffusion
 
 Rate = Callable[..., Field]  # F(u, t, mask) → du/dt in the shape of u
@@ -27,13 +28,16 @@ class Integrator(ABC):
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field: ...
 
 
-def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None) -> None:
+def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None, *, one: bool = False) -> None:
+    """one: dt must be one number for all examples."""
     function("rate", rate)
-    if isinstance(u, Tensor) and u.ndim > 3 and mask is None:  # several batches at once, if the rate can
+    batches = u.shape[:-2] if isinstance(u, Tensor) else ()
+    if len(batches) > 1 and mask is None:  # several batches at once, if the rate can
         u = u.flatten(0, -3)
     check_state(u, mask)
-    if not isinstance(dt, Tensor):
-        positive("dt", dt)
+    check_number("dt", dt, 0, above=True, shape=() if one else (*batches, 1, 1))
+    if isinstance(dt, Tensor) and torch.result_type(u, dt) != u.dtype:
+        raise ValueError(f"dt is {dt.dtype}, of which u would not stay {u.dtype}; try dt.to({u.dtype})")
 
 
 class Euler(Integrator):
@@ -129,7 +133,7 @@ class ExponentialDiffusion(Integrator):
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+        _check_step(rate, u, dt, mask, one=True)
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
@@ -143,7 +147,7 @@ class ImplicitDiffusion(Integrator):
     order: ClassVar[int] = 1
 
     def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+        _check_step(rate, u, dt, mask, one=True)
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:

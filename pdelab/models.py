@@ -286,7 +286,7 @@ def simulator(
     depth = whole("depth", depth, most=10**4)
     for name, value in (("width", width), ("heads", heads), ("hidden", hidden)):
         whole(name, value)  # also where the variant does not use it
-    check_number("diffusion", diffusion)
+    check_number("diffusion", diffusion, shape=(width, width))
     check_number("stabilization", stabilization, 0)
     check_boundary(boundary)
     choose("activation", activation, ACTIVATIONS)
@@ -371,7 +371,7 @@ def coupled(
             raise ValueError(f"{name} must be a number or one for each of the {layers} layers; not {value!r}")
         for one in each[name]:
             check_number(name, one)
-    check_number("link", link)
+    check_number("link", link, shape=())
     held = [None] if inflow else []
     blocks = layers + len(held)
 

@@ -38,7 +38,8 @@ def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
         found = index(value)
     except (TypeError, ValueError, RuntimeError):  # the last two: of a tensor
         found = None
-    if found is None or isinstance(value, bool) or not least <= found <= most:
+    truth = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))  # the last: of a tensor
+    if found is None or truth or not least <= found <= most:
         low = most == MOST and not (found or 0) > most
         wanted = f"of at least {least}" if low else f"from {least} to {most}"
         raise ValueError(f"{name} must be a whole number {wanted}; not {value!r}")

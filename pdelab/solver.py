@@ -145,13 +145,21 @@ def solve(
 
 
 def _check_layers(f: Layered, steps: int, dt: float) -> None:
-    """Refuse steps that jump over layers, that stay in the first of several, or are as many as layers and shorter."""
+    """Refuse steps that jump over layers, that stay in the first of several, or are as many as layers and shorter.
+
+    And those that go on behind the last layer, which would be repeated.
+    """
     layers, long, constant = len(f.equations), dt / f.dt, f.interpolation == "constant"
     first = long * steps < 1 + 1e-6 and layers > 1 + (not constant)  # between two layers a line is the whole path
     if layers > 1 and abs(long - 1) > 1e-6 and (first or (constant and (long > 1 or steps == layers))):
         raise ValueError(
             f"dt = {dt:.6g} is not the dt = {f.dt:.6g} of the {layers} layers of f, and {steps} steps of it leave "
             f"layers out; take dt={f.dt:.6g}, one step a layer, or dt={f.dt:.6g}/k with steps={layers}*k, k steps each"
+        )
+    if layers > 1 and long * steps > layers * (1 + 1e-6):
+        raise ValueError(
+            f"steps must be at most {int(layers / long + 1e-6)}: {steps} steps of dt = {dt:.6g} go beyond the "
+            f"{layers} layers of f, each of dt = {f.dt:.6g}, and would repeat the last"
         )
 
 

@@ -370,6 +370,8 @@ class _Loop:
             if not isinstance(value, Tensor) or value.shape != ():
                 given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"{name} must give one number, a tensor of shape (); not {given}")
+            if not value.requires_grad and value.abs() > 0:  # 0 may mean that there is none in this step
+                raise ValueError(f"{name} must keep its graph, or nothing learns from it; not detached, nor no_grad")
         return loss + penalty, penalty
 
     def _batch(self, step: int) -> Examples:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.func import jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -26,7 +27,7 @@ def jacobian(f: Map, u: Field) -> Tensor:
     """
     check_field(u)
     with sdpa_kernel(SDPBackend.MATH):
-        return vmap(jacrev(lambda example: _same_shape(f, example.unsqueeze(0)).squeeze(0)))(u.detach()).detach()
+        return vmap(jacrev(lambda example: _backward(f, example.unsqueeze(0)).squeeze(0)))(u.detach()).detach()
 
 
 def influence(f: Map, u: Field) -> Tensor:
@@ -59,7 +60,7 @@ def derivative(f: Map, u: Field, direction: Field) -> Field:
     check_field(direction, "direction")
     same_shape(direction, u, "direction")
     with sdpa_kernel(SDPBackend.MATH):
-        return jvp(lambda v: _same_shape(f, v), (u.detach(),), (direction.detach(),))[1].detach()
+        return jvp(lambda v: _forward(f, v), (u.detach(),), (direction.detach(),))[1].detach()
 
 
 def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
@@ -78,16 +79,34 @@ def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
     start = torch.randn(u.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     direction = _unit(start.to(u))
     with sdpa_kernel(SDPBackend.MATH):
-        pull = vjp(lambda v: _same_shape(f, v), u)[1]
+        pull = vjp(lambda v: _backward(f, v), u)[1]
         for _ in range(steps):
-            image = jvp(lambda v: _same_shape(f, v), (u,), (direction,))[1]
+            image = jvp(lambda v: _forward(f, v), (u,), (direction,))[1]
             direction = _unit(pull(image)[0])
-        image = jvp(lambda v: _same_shape(f, v), (u,), (direction,))[1]
+        image = jvp(lambda v: _forward(f, v), (u,), (direction,))[1]
     return torch.stack([norm(example) for example in image]).detach()
+
+
+def _backward(f: Map, u: Field) -> Field:
+    """f(u) inside of vjp or jacrev, which would take for constant whatever hides how it comes from u."""
+    value = _same_shape(f, u)
+    return _depending(value, value.requires_grad)
+
+
+def _forward(f: Map, u: Field) -> Field:
+    """f(u) inside of jvp, likewise."""
+    value = _same_shape(f, u)
+    return _depending(value, unpack_dual(value).tangent is not None)
 
 
 def _same_shape(f: Map, u: Field) -> Field:
     return same_shape(function("f", f)(u), u)
+
+
+def _depending(value: Field, depends: bool) -> Field:
+    if not depends:
+        raise ValueError("f must give what depends on u, with its graph: not detached, nor under torch.no_grad")
+    return value
 
 
 def _unit(v: Field) -> Field:

@@ -125,9 +125,9 @@ def basin_margin(
     >>> basin_margin(u, strength=2.0, growth=1.5, eps=0.0).item()
     0.5
     """
-    _not_negative(strength=strength, eps=eps)
-    check_number("growth", growth)
     variance = spread(u, mask).square()
+    _not_negative(variance.shape, strength=strength, eps=eps)
+    check_number("growth", growth, shape=variance.shape)
     variance = variance + torch.as_tensor(eps, dtype=variance.dtype, device=variance.device)
     return strength / variance.sqrt() - growth
 
@@ -142,7 +142,7 @@ def step_margin(
     >>> step_margin(dt=0.1, strength=1.0, lipschitz=5.0, eps=0.01)
     0.5
     """
-    _not_negative(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
+    _not_negative(("batch",), dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
     eps = torch.as_tensor(eps, dtype=torch.float64)
     steepest = torch.as_tensor(strength, dtype=torch.float64) / eps.sqrt()
     margin = 2 - dt * (torch.where(eps > 0, steepest, torch.inf) + leak + lipschitz)
@@ -163,7 +163,8 @@ def euler_factor(
 
     If q < 1, then σ_n ≤ qⁿ σ for Euler steps of u' = G(u) − κu + S from u, ‖G(v) − G(μ)‖ ≤ K‖v − μ‖.
     """
-    _not_negative(dt=dt, lipschitz=lipschitz, leak=leak)
+    u = clean(u, mask)
+    _not_negative(u.shape[:1], dt=dt, lipschitz=lipschitz, leak=leak)
     slow = 1 - dt * basin_margin(u, strength=strength, growth=lipschitz - leak, eps=eps, mask=mask)
     fast = 1 - step_margin(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
     return torch.maximum(slow, torch.as_tensor(fast, dtype=slow.dtype, device=slow.device).expand_as(slow))
@@ -235,6 +236,6 @@ def _scaled(u: Field) -> Field:
     return u / torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
-def _not_negative(**given: float | Tensor) -> None:
+def _not_negative(shape: tuple[int | str, ...], **given: float | Tensor) -> None:
     for name, value in given.items():
-        check_number(name, value, 0)
+        check_number(name, value, 0, shape=shape)

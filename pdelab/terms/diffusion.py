@@ -98,7 +98,7 @@ class Diffusion(_SecondDerivative):
         def matrix(rate: Tensor) -> Tensor:
             return torch.linalg.matrix_exp(dt * rate)
 
-        check_number("dt", dt, 0)
+        check_number("dt", dt, 0, shape=())
         return self._mode_by_mode(u, mask, matrix, lambda rate: torch.exp(dt * rate))
 
     def implicit(self, u: Field, dt: float, mask: Mask | None = None) -> Field:
@@ -107,7 +107,7 @@ class Diffusion(_SecondDerivative):
         def matrix(rate: Tensor) -> Tensor:
             return torch.linalg.inv(torch.eye(rate.shape[-1]).to(rate) - dt * rate)
 
-        check_number("dt", dt, 0)
+        check_number("dt", dt, 0, shape=())
         return self._mode_by_mode(u, mask, matrix, lambda rate: 1 / (1 - dt * rate))
 
     def _mode_by_mode(self, u: Field, mask: Mask | None, of_matrix, of_number) -> Field:

@@ -36,9 +36,8 @@ def normalised(u: Field, eps: float | Tensor = 1e-5, mask: Mask | None = None) -
 
     eps: one number, or one for each example, (batch, 1, 1).
     """
-    if not isinstance(eps, Tensor):
-        check_number("eps", eps, 0)
     rest = centred(u, mask)
+    check_number("eps", eps, 0, shape=(len(u), 1, 1))
     variance = mean_square(rest, mask) + eps  # (batch, 1, 1)
     safe = torch.where(variance > 0, variance, torch.ones_like(variance))
     made = rest / safe.sqrt()
@@ -101,7 +100,8 @@ class LayerNormRate(Term):
 
     def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
-        _check(strength, eps)
+        check_number("strength", strength, 0)
+        check_number("eps", eps, 0, shape=())
         flags(bias=bias, centre=centre)
         self.width, self.strength = whole("width", width), strength
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
@@ -119,7 +119,7 @@ class PreNorm(Term):
 
     def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
         super().__init__()
-        check_number("eps", eps, 0)
+        check_number("eps", eps, 0, shape=())
         flags(bias=bias)
         self.width, self.term = whole("width", width), instance("term", term, Term)
         self.norm = nn.LayerNorm(width, eps=eps, bias=bias)

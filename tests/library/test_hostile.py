@@ -98,9 +98,15 @@ def word(good: str, **may: str) -> Argument:
     return Argument(good, {"unknown": "no such word", "number": 3, "nothing": None, "list": [good]}, may)
 
 
+def as_tensors(wrong: dict[str, Any]) -> dict[str, Tensor]:
+    """The same in a tensor. The shape (3,) is neither that of one number nor of one for each of two examples."""
+    return {f"tensor {name}": torch.tensor(value) for name, value in wrong.items()}
+
+
 def size(good: int, least: int = 1, optional: bool = False, **may: str) -> Argument:
     wrong = {"below": least - 1, "negative": -1, "2.5": 2.5, "word": "3", "true": True, "nan": math.nan, "list": [good]}
     wrong |= {"inf": math.inf} | ({} if optional else {"nothing": None}) | {"huge": 10**12}
+    wrong |= as_tensors({"below": least - 1, "2.5": 2.5, "truth": True, "shape": [good] * 3})
     return Argument(good, wrong, may)
 
 
@@ -110,9 +116,10 @@ def seed(**may: str) -> Argument:
 
 def number(good: float, low: float | None = None, high: float | None = None, optional=False, **may: str) -> Argument:
     """low, high: what lies beyond is wrong; None: there is no such bound."""
-    wrong = {"nan": math.nan, "inf": math.inf, "word": "a", "complex": 1j, "list": [good]}
-    wrong |= {} if optional else {"nothing": None}
-    wrong |= ({} if low is None else {"low": low}) | ({} if high is None else {"high": high})
+    wrong = {"nan": math.nan, "inf": math.inf} | ({} if low is None else {"low": low})
+    wrong |= {} if high is None else {"high": high}
+    wrong |= as_tensors(wrong | {"truth": True, "complex": 1j, "shape": [good] * 3})
+    wrong |= {"word": "a", "complex": 1j, "list": [good]} | ({} if optional else {"nothing": None})
     return Argument(good, wrong, may)
 
 
@@ -122,13 +129,14 @@ def positive(good: float, **may: str) -> Argument:
 
 def above_zero(good: float, **may: str) -> Argument:
     made = number(good, -1.0, **may)
-    return Argument(good, made.wrong | {"zero": 0.0}, made.may)
+    return Argument(good, made.wrong | {"zero": 0.0, "tensor zero": torch.tensor(0.0)}, made.may)
 
 
-def function(good, *results: Any, optional: bool = False, **may: str) -> Argument:
-    """A function; results: what it must not give."""
+def function(good, *results: Any, optional: bool = False, graph: bool = False, **may: str) -> Argument:
+    """A function; results: what it must not give; graph: it is differentiated."""
     wrong = {"number": 3, "word": "f"} | ({} if optional else {"nothing": None})
     wrong |= {f"gives {n}": lambda *args, given=given, **options: given for n, given in enumerate(results)}
+    wrong |= {"detached": lambda *args: good(*args).detach(), "no graph": torch.no_grad()(good)} if graph else {}
     return Argument(good, wrong, may)
 
 
@@ -260,6 +268,8 @@ ANY_NUMBERS = dict.fromkeys(("integers", "bool", "complex"), "moved, not compute
 SEEN = dict.fromkeys(FLAWED, VISIBLE)
 ANY_KERNEL = dict.fromkeys(("not a softmax", "negative"), "the moment of any kernel") | SEEN
 TIMES = number(0.0)
+PER_FEATURE = dict.fromkeys(("list", "tensor shape"), "one per feature")
+PER_EXAMPLE = {"tensor shape": "one per example, however many"}
 
 CALLS = {
     # Terms: built, then called
@@ -288,9 +298,7 @@ CALLS = {
     "pdelab.Coupling()": in_order(pdelab.Coupling(2, 2)),
     "pdelab.SideBySide": call(pdelab.SideBySide, terms=many([pdelab.Interaction(2), None]), width=size(2)),
     "pdelab.SideBySide()": in_order(pdelab.SideBySide([pdelab.Interaction(2), None], 2)),
-    "pdelab.Diffusion": call(
-        pdelab.Diffusion, coefficient=number(0.1, list="one per feature"), boundary=word("reflecting")
-    ),
+    "pdelab.Diffusion": call(pdelab.Diffusion, coefficient=number(0.1, **PER_FEATURE), boundary=word("reflecting")),
     "pdelab.Diffusion of a matrix": call(
         pdelab.Diffusion,
         coefficient=numbers(torch.eye(2), torch.ones(1, 2), torch.ones(1, 1, 1), number="a number", list="a matrix"),
@@ -307,7 +315,7 @@ CALLS = {
     ),
     "pdelab.Diffusion.largest_step": call(pdelab.Diffusion(0.1).largest_step, tokens=size(5)),
     "pdelab.FeatureDiffusion": call(
-        pdelab.FeatureDiffusion, coefficient=number(0.1, list="one per feature"), boundary=word("periodic")
+        pdelab.FeatureDiffusion, coefficient=number(0.1, **PER_FEATURE), boundary=word("periodic")
     ),
     "pdelab.FeatureDiffusion()": in_order(pdelab.FeatureDiffusion(0.1)),
     "pdelab.Interaction": call(pdelab.Interaction, width=size(WIDTH), heads=size(2), strength=number(1.0)),
@@ -318,6 +326,12 @@ CALLS = {
     ),
     "pdelab.Interaction.weights": call(pdelab.Interaction(WIDTH, 2).weights, u=state(like=True), mask=padding()),
     "pdelab.Interaction.contraction": call(pdelab.Interaction(WIDTH, 2).contraction, diameter=positive(1.0)),
+    "pdelab.Interaction.lipschitz": call(
+        pdelab.Interaction(WIDTH, 2).lipschitz,
+        length=positive(1.0),
+        diameter=number(1.0, -1.0, optional=True),
+        columns=number(1.0, 0.5),
+    ),
     "pdelab.SharedOutputInteraction": call(
         pdelab.SharedOutputInteraction, width=size(WIDTH), heads=size(2), head_width=size(WIDTH, optional=True)
     ),
@@ -401,6 +415,16 @@ CALLS = {
     "pdelab.solve of an equation": call(
         pdelab.solve, f=heat(), u0=state(), steps=size(2), dt=above_zero(0.1), mask=padding()
     ),
+    "pdelab.solve_density": call(
+        pdelab.solve_density,
+        rho0=numbers(RING, RING[0], RING[:0], RING[:, :3], RING.unsqueeze(0), -RING, 0 * RING),
+        beta=positive(2.0),
+        time=above_zero(0.1),
+        v=number(-1.0),
+        states=size(2),
+        scheme=word("upwind"),
+        dt=above_zero(0.1, nothing="the longest step that is safe"),
+    ),
     "pdelab.solve of layers": call(
         pdelab.solve,
         f=stack(),
@@ -415,16 +439,6 @@ CALLS = {
         states=Argument(
             [U, V],
             many(None).wrong
-    "pdelab.solve_density": call(
-        pdelab.solve_density,
-        rho0=numbers(RING, RING[0], RING[:0], RING[:, :3], RING.unsqueeze(0), -RING, 0 * RING),
-        beta=positive(2.0),
-        time=above_zero(0.1),
-        v=number(-1.0),
-        states=size(2),
-        scheme=word("upwind"),
-        dt=above_zero(0.1, nothing="the longest step that is safe"),
-    ),
             | {
                 "one field": U,
                 "shapes": [U, U[:1]],
@@ -590,11 +604,11 @@ CALLS = {
     ),
     "metrics.stability.step_margin": call(
         stability.step_margin,
-        dt=positive(0.1),
-        strength=positive(1.0),
-        lipschitz=positive(1.0),
-        eps=positive(0.1),
-        leak=positive(1.0),
+        dt=positive(0.1, **PER_EXAMPLE),
+        strength=positive(1.0, **PER_EXAMPLE),
+        lipschitz=positive(1.0, **PER_EXAMPLE),
+        eps=positive(0.1, **PER_EXAMPLE),
+        leak=positive(1.0, **PER_EXAMPLE),
     ),
     "metrics.stability.euler_factor": call(
         stability.euler_factor,
@@ -671,14 +685,17 @@ CALLS = {
         mask=padding(),
     ),
     **{
-        f"metrics.jacobian.{one.__name__}": call(one, f=function(double, *SHAPES), u=state())
+        f"metrics.jacobian.{one.__name__}": call(one, f=function(double, *SHAPES, graph=True), u=state())
         for one in (jacobian.jacobian, jacobian.influence, jacobian.logarithmic_norm)
     },
     "metrics.jacobian.derivative": call(
-        jacobian.derivative, f=function(double, *SHAPES), u=state(), direction=state(V, width=True)
+        jacobian.derivative,
+        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        u=state(),
+        direction=state(V, width=True),
     ),
     "metrics.jacobian.lipschitz": call(
-        jacobian.lipschitz, f=function(double, *SHAPES), u=state(), steps=size(3), seed=seed()
+        jacobian.lipschitz, f=function(double, *SHAPES, graph=True), u=state(), steps=size(3), seed=seed()
     ),
     # Information
     "metrics.information.entropy": call(information.entropy, y=classes(LABELS, paired=False), correction=word("none")),
@@ -969,8 +986,8 @@ CALLS = {
             classifier(), DIGITS, pdelab.Settings(1, 2, watch=(0,), **given), seed=0, place=pdelab.Place(progress=False)
         ),
         look=function(lambda model: {"a": 1.0}, 3.0, None, {"a": "word"}, optional=True),
-        objective=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True),
-        penalty=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True),
+        objective=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True, graph=True),
+        penalty=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True, graph=True),
     ),
     "evaluation.wilson": call(
         evaluation.wilson,
@@ -1025,6 +1042,7 @@ UNCALLED = {
     "terms.base": "abstract; every term is called",
     "integrators.Integrator": "abstract; every integrator is called",
     "field.check_state": "the check itself, called by every term",
+    "field.all_true": "a question to a tensor",
     "field.check_like": "the check itself, called by every term with weights",
     "field.check_number": "the check itself, called by every term with a strength",
     "field.same_shape": "the check itself, called wherever a function of a field is given",

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from pdelab.field import described
+from pdelab.field import check_number, described
 from pdelab.metrics.information.estimate import Estimate, sample_pair
-from pdelab.options import flags, positive, whole
+from pdelab.options import flags, whole
 
 
 def gaussian_information(covariance: Tensor, split: int) -> Tensor:
@@ -31,8 +31,7 @@ def gaussian_channel(covariance: Tensor, noise: float | Tensor) -> Tensor:
     It grows with the scale of T: information at fixed noise measures, among other things, how large T is.
     """
     _check_covariance(covariance)
-    if not isinstance(noise, Tensor):
-        positive("noise", noise)
+    check_number("noise", noise, 0, above=True, shape=())
     return torch.log1p(torch.linalg.eigvalsh(covariance) / noise**2).sum() / 2
 
 

@@ -25,7 +25,7 @@ def barber_agakov(log_q: Tensor, entropy: float | Tensor) -> Tensor:
     >>> barber_agakov(torch.tensor([0.5, 0.25]).log(), entropy=math.log(4)).item()
     0.3465735912322998
     """
-    check_number("entropy", entropy)
+    check_number("entropy", entropy, shape=())
     return _vector(log_q, "log_q").mean() + entropy
 
 
