@@ -43,15 +43,16 @@ class Skeleton(HTMLParser):
 
 def a_claim(words, **changes):
     """A claim with these words in every field that takes words."""
-    free = dict.fromkeys(("title", "where", "says", "chapter", "protocol", "control", "corrected", "fault"), words)
-    free |= dict.fromkeys(("reading", "reply"), {"date": DAY, "text": words})
-    fixed = {"kind": "construction", "rule": "checked", "repair": "replacement"}
+    free = dict.fromkeys(("title", "where", "says", "chapter", "protocol", "control", "corrected"), words)
+    free |= {key: {"date": DAY, "text": words} for key in ("reading", "reply")}
+    fixed = {"kind": "construction", "rule": "checked", "repair": "replacement", "fault": ["minus-u"]}
     return Claim(**({"id": f"P1-{words}", "printed": {words: words}} | free | fixed | changes))
 
 
 def a_measurement(words):
     evidence = {"experiment": words, "figure": words, "control": [words], "printed": words, "rows": [words, words]}
     changes = {"kind": "measurement", "rule": "at_least", "evidence": evidence, "printed": {words: [0.9, 0.9]}}
+    changes["others"] = [{"name": words, "rows": [words, words]}]
     return a_claim(words, **changes)
 
 

@@ -8,7 +8,7 @@ import pytest
 from made_claims import EVIDENCE, STRICT, attack_run, entry, findings, paired, recorded, spread, verdict_of
 
 from pdebook.ledger import Claim, claims, judge, read_claims, rules
-from pdebook.ledger.record import Key, Result, Store
+from pdebook.ledger.record import Key, Result, Store, interval, summarise, value_of
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ GOOD, BAD, VAGUE = spread(0.5), spread(0.9), spread(0.5, 0.05)
     ("pearson", "spearman", "verdict"),
     [  # each column: ours, its control
         ((GOOD, BAD), (GOOD, BAD), "holds"),
-        ((GOOD, BAD), (GOOD, GOOD), "holds"),
+        ((GOOD, BAD), (GOOD, GOOD), "trivial"),  # one comparison that a control passes too is enough
         ((GOOD, GOOD), (GOOD, GOOD), "trivial"),
         ((GOOD, BAD), (BAD, BAD), "fails"),
         ((BAD, BAD), (VAGUE, BAD), "fails"),
@@ -162,7 +162,7 @@ GOOD, BAD, VAGUE = spread(0.5), spread(0.9), spread(0.5, 0.05)
     ],
 )
 def test_several_printed_figures_make_one_verdict(store, pearson, spearman, verdict):
-    """Fails if one fails, else undecided if one is, else trivial if all are, else holds."""
+    """Fails if one fails, else undecided if one is, else trivial if one is; holds only if all hold."""
     runs = [
         ({"pearson": a, "spearman": b}, {"copy_pearson": c, "copy_spearman": d})
         for a, b, c, d in zip(pearson[0], spearman[0], pearson[1], spearman[1], strict=True)
@@ -171,6 +171,110 @@ def test_several_printed_figures_make_one_verdict(store, pearson, spearman, verd
         recorded(store, runs, experiment)
         evidence = {"experiment": experiment, "compare": order}
         assert verdict_of(store, printed={"pearson": 0.5, "spearman": 0.5}, evidence=evidence) == verdict
+
+
+def column(*values, seeds=3):
+    """Seeds of a list of values; each has its own spread about its mean: 4.3 s/√3 = 2.48 of half the range at 95 %."""
+    return [[mean + (seed - 1) * half for mean, half in values] for seed in range(seeds)]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "words"),
+    [
+        ([(0.5, 0.001)] * 10, "holds", ""),
+        # 0.06 outside of ± 0.05, with an interval of ± 0.0025 alone and of ± 0.0081 among ten
+        ([(0.5, 0.001)] * 9 + [(0.611, 0.001)], "fails", "; 1 of 10 values miss, the farthest by 0.061"),
+        # an interval of ± 0.0025 misses by 0.005; among ten it does not
+        ([(0.5, 0.001)] * 9 + [(0.555, 0.001)], "undecided", ""),
+        ([(0.5, 0.001), (0.555, 0.001)], "fails", "; 1 of 2 values miss, the farthest by 0.005"),
+        ([(0.555, 0.001)], "fails", ""),  # alone: there is nothing to correct for
+        ([(0.7, 0.001)] * 10, "fails", "; 10 of 10 values miss, the farthest by 0.15"),
+    ],
+)
+def test_one_of_many_values_misses_only_if_it_does_at_the_level_for_all_of_them(store, values, verdict, words):
+    recorded(store, [({"rho": row}, {"copy": [0.0] * len(row)}) for row in column(*values)])
+    evidence = EVIDENCE | {"figure": "rho", "printed": "rho", "tolerance": 0.05}
+    found = judge(Claim(**entry(printed={"rho": [0.5] * len(values)}, evidence=evidence)), store)
+    assert found.verdict == verdict
+    assert (words in found.ruling.because) if words else " miss" not in found.ruling.because.partition("; a value")[0]
+
+
+def test_the_level_for_many_values_is_bonferroni_s():
+    alone, among = interval([1.0, 2.0, 3.0]), interval([1.0, 2.0, 3.0], among=10)
+    assert (among.high - 2) / (alone.high - 2) == pytest.approx(14.0890 / 4.30265, rel=1e-4)  # t₀.₉₉₇₅(2)/t₀.₉₇₅(2)
+
+
+def test_values_are_counted_over_all_comparisons_of_a_claim(store):
+    rows = column(*[(0.5, 0.001)] * 4, (0.555, 0.001))
+    recorded(store, [({"a": row, "b": row}, {"c": [0.0] * 5}) for row in rows])
+    two = [{"figure": name, "control": "c", "printed": "p", "tolerance": 0.05} for name in "ab"]
+    found = judge(Claim(**entry(printed={"p": 0.5}, evidence={"experiment": "e", "compare": two})), store)
+    assert "at the level for 10 values at once" in found.ruling.because
+
+
+def test_a_control_that_passes_too_is_named_with_what_ours_has_over_it(store):
+    recorded(store, paired(spread(0.99), spread(0.98)))
+    found = judge(Claim(**entry(rule="at_least", printed={"cosine": 0.97}, evidence=STRICT)), store)
+    assert found.verdict == "trivial"
+    assert found.ruling.because.endswith("; copy shows as much, ours less it 0.01 [0.01, 0.01] (3 seeds)")
+
+
+def test_only_the_direction_of_a_difference_is_tested_and_it_is_said(store):
+    recorded(store, paired(spread(2.0), spread(1.0), "gap", "c"))
+    evidence = {"experiment": "e", "figure": "gap", "control": "c"}
+    found = judge(Claim(**entry(rule="greater", evidence=evidence)), store)
+    assert found.ruling.because.startswith("direction only; ")
+
+
+VOTES = {"experiment": "e", "figure": "best/gap", "control": "best/untrained_gap", "votes": "vote"}
+
+
+def voted(store, votes, theirs=((1, 1, 1), (1, 1, 1), (1, 1, 1)), filled=9.0):
+    """Three seeds of three values: 2 where it votes, else what was filled in; the control is 1."""
+    for seed, (mine, other) in enumerate(zip(votes, theirs, strict=True)):
+        figures = {"best/gap": [2.0 if v else filled for v in mine], "best/vote": list(mine)}
+        controls = {"best/untrained_gap": [1.0 if v else filled for v in other], "best/untrained_vote": list(other)}
+        store.save(Result("e", {}, "book", seed, "finished", figures, controls))
+    return judge(Claim(**entry(rule="greater", evidence=VOTES)), store)
+
+
+def test_a_value_that_was_filled_in_is_left_blank_and_decides_nothing(store):
+    found = voted(store, [(1, 1, 1)] * 3)
+    assert found.verdict == "holds"
+    assert found.ruling.ours == "2 [2, 2], 2 [2, 2], 2 [2, 2] (3 seeds)"
+    found = voted(store, [(1, 0, 1), (1, 1, 1), (1, 0, 1)], filled=-9.0)
+    assert found.verdict == "holds"
+    assert found.ruling.ours == "2 [2, 2], no vote, 2 [2, 2] (3 seeds)"
+    assert voted(store, [(0, 0, 0)] * 3).verdict == "undecided"
+
+
+def test_a_control_without_a_vote_shows_nothing_there(store):
+    assert voted(store, [(1, 1, 1)] * 3, [(1, 0, 1)] * 3).verdict == "holds"
+    assert voted(store, [(1, 1, 1)] * 3, [(0, 0, 0)] * 3).verdict == "undecided"
+
+
+def test_a_row_that_the_entry_leaves_out_decides_nothing(store):
+    recorded(store, [({"gap": [2.0, -2.0]}, {"c": [0.0, 0.0]})] * 3)
+    evidence = {"experiment": "e", "figure": "gap", "control": "c", "rows": ["probe", "noise"]}
+    assert verdict_of(store, rule="greater", evidence=evidence) == "fails"
+    found = judge(Claim(**entry(rule="greater", evidence=evidence | {"without": ["noise"]})), store)
+    assert found.verdict == "holds"
+    assert found.ruling.ours == "2 [2, 2], no vote (3 seeds)"
+
+
+def test_a_figure_may_be_put_together_from_recorded_ones(store):
+    for seed, a in enumerate(spread(0.5)):
+        figures = {"with/rho": [1.0, a + 0.2], "without/rho": [1.0, a], "with/size": 100.0, "without/size": 1.0}
+        store.save(Result("e", {}, "book", seed, "finished", figures, {"c": 0.1}))
+    figure = "with/rho[-1] less without/rho[-1]"
+    evidence = {"experiment": "e", "figure": figure, "control": "c"}
+    found = judge(Claim(**entry(rule="greater", evidence=evidence)), store)
+    assert (found.verdict, found.ruling.ours) == ("holds", "0.2 [0.2, 0.2] (3 seeds)")
+    (result, *_) = store.load("e")
+    assert value_of(result, "log10 with/size less log10 without/size plus c") == pytest.approx(2.1)
+    assert value_of(result, "with/rho less without/rho") == pytest.approx([0.0, 0.2])
+    with pytest.raises(ValueError, match="figure 'with/rho less nobody/rho' is missing"):
+        summarise([result], "with/rho less nobody/rho")
 
 
 def test_one_comparison_in_a_list_is_judged_like_one_without(store):

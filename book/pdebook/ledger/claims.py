@@ -1,16 +1,18 @@
 """The claims of the two papers, as data/claims.yml holds them: words, places, printed figures and the name of a rule.
 
-No verdict stands here. `reading` is what was settled of a printed statement before the run that decides, with its day;
-`fault` is one name for one slip of the papers that stands in several entries. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
+No verdict stands here. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
 `evidence`; and so is whether our repair adds hypotheses to the printed statement (`condition`) or puts another in its
-place (`replacement`). A fault in the file is a ValueError that names the line, the claim and the field.
+place (`replacement`). `reading` is what was settled before the run that decides, with its day; `others` are further
+readings, whose verdicts are computed beside it. `fault` is one name for one slip that stands in several entries. A
+fault in the file is a ValueError that names the line, the claim and the field.
 """
 
 import datetime
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -39,12 +41,27 @@ NEEDED = {  # what a rule must be told of each comparison; the others compare no
     "greater": ("figure", "control"),
 }
 
+FAULTS = {  # slips that stand in more than one entry, under one name each
+    "minus-u": "the -u beside the network in a block with a residual connection",
+    "network-diffuses": "a network that acts on each position by itself is said to diffuse over positions",
+    "norm-dissipates": "LayerNorm is taken for a force on the whole field that removes its energy",
+    "residual-twice": "the residual connection is a term of its own, though it is the time derivative already",
+    "two-clocks": "the index of a layer and the time of its own evolution, or of training, are one",
+    "features-as-positions": "the Laplacian runs over the features in place of the positions",
+    "any-matrix": "a diffusion matrix of any kind, where only some make the equation well posed or the scheme stable",
+    "no-field": "tokens of a vocabulary are taken for values of a field that is continuous in the position",
+    "information-falls": "the information of a state that is a function of its input is said to fall or to rise",
+}
 STRICT = ConfigDict(extra="forbid", strict=True)  # 3 is no text and 1e-2, which YAML reads as text, is no number
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 class Compare(TypedDict, total=False):
-    """A recorded figure, the recorded controls beside it, and the name of the printed figure in `printed`."""
+    """A recorded figure, the recorded controls beside it, and the name of the printed figure in `printed`.
+
+    A figure may be put together: "residual/fidelity[-1] less norm/fidelity[-1]". votes: the figure, under the same
+    model, that is 1 for each value that counts in a seed and 0 for each that was filled in.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -52,15 +69,27 @@ class Compare(TypedDict, total=False):
     control: Annotated[Names, Field(min_length=1)]
     printed: str
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    votes: str
 
 
 class Evidence(Compare, total=False):
-    """Where a rule finds its evidence: one comparison, or several in `compare`; rows: a name for each value."""
+    """Where a rule finds its evidence: one comparison, or several in `compare`; rows: a name for each value.
+
+    without: rows that do not count, for a reason that `reading` gives.
+    """
 
     experiment: str
     scale: Literal["book", "paper"]
     rows: list[str]
+    without: list[str]
     compare: Annotated[list[Compare], Field(min_length=1)]
+
+
+class Other(Evidence, total=False):
+    """Another reading of a measurement: its name, and what of the evidence it changes; only: the figures it keeps."""
+
+    name: Required[Annotated[str, Field(min_length=1)]]
+    only: Names
 
 
 class Dated(TypedDict):
@@ -90,8 +119,9 @@ class Claim:
     corrected: str = ""
     reason: str = ""
     evidence: Evidence = Field(default_factory=dict)
-    fault: str = ""
+    fault: Names = Field(default_factory=list)
     reading: Dated | None = None
+    others: list[Other] = Field(default_factory=list)
     reply: Dated | None = None
 
     @model_validator(mode="after")
@@ -101,10 +131,14 @@ class Claim:
             raise ValueError(f"rule: {self.rule} is not for a {self.kind}, but for a {RULE_KINDS[self.rule][0]}")
         if (self.repair != "none") != bool(self.corrected):
             raise ValueError("corrected: it goes with a repair, and a repair with 'corrected'")
+        if unknown := [name for name in self.fault if name not in FAULTS]:
+            raise ValueError(f"fault: {', '.join(unknown)} is not among {', '.join(FAULTS)}")
+        if self.others and self.rule not in NEEDED:
+            raise ValueError(f"others: the rule {self.rule} has one reading; remove it")
         if (self.rule == "untestable") != bool(self.reason):
             raise ValueError("reason: it goes with the rule untestable, and the other way round")
 
-        compares = {*NEEDED[self.rule], "rows", "compare"} if self.rule in NEEDED else set()
+        compares = {*NEEDED[self.rule], "rows", "without", "votes", "compare"} if self.rule in NEEDED else set()
         compares |= {"tolerance"} if "printed" in compares else set()
         experiment = {"experiment", "scale"} if self.rule not in ("checked", "untestable") else set()
         given = set(self.evidence).union(*self.evidence.get("compare", []))
@@ -134,7 +168,21 @@ class Claim:
     @property
     def comparisons(self) -> list[Compare]:
         """What a measurement compares: the list `compare`, or the evidence itself where there is one comparison."""
-        return self.evidence.get("compare", [self.evidence])
+        own = {key: value for key, value in self.evidence.items() if key in Compare.__annotations__}
+        return self.evidence.get("compare", [own])
+
+
+def read_as(claim: Claim, other: Other) -> Claim:
+    """The claim with the evidence of another reading: what `other` names replaces what the entry has."""
+    kept = dict(claim.evidence)
+    changed = {key: value for key, value in other.items() if key not in ("name", "only")}
+    if "compare" in changed or "only" in other:
+        kept = {key: value for key, value in kept.items() if key not in Compare.__annotations__}
+    if "figure" in changed:
+        kept.pop("compare", None)
+    if "only" in other:
+        changed["compare"] = [one for one in claim.comparisons if one["figure"] in other["only"]]
+    return replace(claim, evidence=kept | changed, others=[])
 
 
 class Printed(float):
@@ -245,6 +293,8 @@ def read_claims(path: Path | str | None = None) -> list[Claim]:
         claim = Claim(**entry)
         if claim.evidence:
             choose("evidence.experiment:", claim.evidence.get("experiment"), experiments())
+            for other in claim.others:  # an entry of its own would be refused in the same words
+                choose("others.experiment:", read_as(claim, other).evidence["experiment"], experiments())
         return claim
 
     claims = read_entries(path, "claim", build)

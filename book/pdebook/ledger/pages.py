@@ -9,7 +9,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -17,8 +17,8 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pdebook.kit.page import Page, typeset
-from pdebook.ledger.claims import Claim, check_name, read_claims, slug
-from pdebook.ledger.record import Result, Store, data_folder
+from pdebook.ledger.claims import FAULTS, KINDS, NEEDED, Claim, check_name, read_as, read_claims, slug
+from pdebook.ledger.record import Result, Store, data_folder, recorded_in, size_of
 from pdebook.ledger.rules import RULES, Comparison, Ruling, Verdict, attacks
 from pdebook.ledger.sources import experiments
 
@@ -27,11 +27,16 @@ _MODELS = {"other": "2nd Transformer", "printed": "P2 eq 4", "earlier": "P1 eq 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim and its ruling, with the tests or the experiment that gave the evidence."""
+    """A claim and its ruling, with the tests or the experiment that gave the evidence.
+
+    size: at which it was decided; others: what the same rule says under other readings, and at the papers' size.
+    """
 
     claim: Claim
     ruling: Ruling
     sources: tuple[str, ...] = ()
+    size: str = ""
+    others: tuple[tuple[str, Verdict], ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -68,8 +73,43 @@ def _judge(claim: Claim, load: Callable[..., list[Result]]) -> Outcome:
         results = load(named, claim.evidence.get("scale", "book")) if named else []
     if not results:
         return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
-    sources = [name for r in results for name in r.configuration.get("tests", [r.experiment])]
-    return Outcome(claim, rule(claim, results), tuple(dict.fromkeys(sources)))
+    sources = tuple(dict.fromkeys(name for r in results for name in r.configuration.get("tests", [r.experiment])))
+    if claim.kind == "construction":
+        return Outcome(claim, rule(claim, results), sources)
+    return Outcome(claim, rule(claim, results), sources, size_of(results), tuple(_otherwise(claim, load)))
+
+
+def _otherwise(claim: Claim, load: Callable[..., list[Result]]) -> Iterable[tuple[str, Verdict]]:
+    """What the claim's rule says of its other readings, and of runs at the papers' size where the book's decide.
+
+    There it has the controls that were run at that size; those that were not are named.
+    """
+    for other in claim.others:
+        read = read_as(claim, other)
+        results = load(read.evidence["experiment"], read.evidence.get("scale", "book"))
+        if results:
+            yield other["name"], RULES[claim.rule](read, results).verdict
+    if claim.rule not in NEEDED or claim.evidence.get("scale", "book") != "book":
+        return
+    results = load(claim.evidence["experiment"], "paper")
+    if not results or not all(recorded_in(r, one["figure"]) for r in results for one in claim.comparisons):
+        return
+
+    def run(name: str) -> bool:
+        return all(recorded_in(r, name, control=True) for r in results)
+
+    compare = [one | {"control": [name for name in one["control"] if run(name)]} for one in claim.comparisons]
+    lacking = [name for one in claim.comparisons for name in one["control"] if not run(name)]
+    if all(one["control"] for one in compare):
+        words = f"at the papers' size, {size_of(results)}"
+        words += f", {results[0].configuration['cut']}" if "cut" in results[0].configuration else ""
+        words += f", without the controls {', '.join(map(_in_words, lacking))}" if lacking else ""
+        kept = {key: value for key, value in claim.evidence.items() if key in ("experiment", "rows", "without")}
+        yield words, RULES[claim.rule](replace(claim, evidence=kept | {"compare": compare}), results).verdict
+
+
+def _in_words(name: str) -> str:
+    return name.partition("/")[0].replace("_", " ")
 
 
 def judge_all(claims: Iterable[Claim] | None = None, store: Store | None = None) -> list[Outcome]:
@@ -97,6 +137,17 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {verdict.value: found[verdict] for verdict in Verdict}
 
 
+def by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """How many constructions, theorems and measurements have each verdict."""
+    return {kind: counts([o for o in outcomes if o.claim.kind == kind]) for kind in KINDS}
+
+
+def by_fault(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Under each slip that stands in several entries those that do not stand as printed; the slip in words."""
+    fallen = [o for o in outcomes if o.fallen]
+    return {words: [o for o in fallen if name in o.claim.fault] for name, words in FAULTS.items()}
+
+
 def by_chapter(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """The outcomes under their chapters: first those that the book has, in its order, then those to come."""
     contents = data_folder().parent / "_toc.yml"  # not there in an installed package
@@ -119,7 +170,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 COLUMNS = (
     *("claim", "verdict", "chapter", "title", "where", "kind", "rule"),
-    *("printed", "ours", "control", "because", "box", "from"),
+    *("printed", "ours", "control", "because", "size", "otherwise", "fault", "settled", "box", "from"),
 )
 
 
@@ -130,7 +181,10 @@ def rows(outcomes: Iterable[Outcome]) -> list[dict[str, str]]:
         claim, ruling = o.claim, o.ruling
         places = " ".join(_place(source) for source in o.sources)
         words = (claim.id, o.verdict.value, claim.chapter, claim.title, claim.where, claim.kind, claim.rule)
-        words += (_printed(claim), ruling.ours, ruling.control, ruling.because, _box_address(claim), places)
+        settled = f"{claim.reading['date']}: {claim.reading['text']}" if claim.reading else ""
+        words += (_printed(claim), ruling.ours, ruling.control, ruling.because, o.size)
+        words += ("; ".join(f"{name}: {verdict}" for name, verdict in o.others), " ".join(claim.fault), settled)
+        words += (_box_address(claim), places)
         found.append(dict(zip(COLUMNS, words, strict=True)))
     return found
 
@@ -191,6 +245,7 @@ def _templates() -> Environment:
         "place": _place,
         "printed": _printed,
         "columns": _columns,
+        "fault": lambda names: "; ".join(FAULTS[name] for name in names),
         "words": lambda name: name.replace("_", " "),
         "rule_words": lambda rule: inspect.getdoc(RULES[rule]).replace("`", ""),
     }

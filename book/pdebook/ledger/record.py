@@ -216,6 +216,34 @@ def in_words(results: Sequence[Result]) -> str:
     return f"{seeds}; {' / '.join(cuts)}"
 
 
+_DATA = {  # what the papers call them, with the number of tokens
+    "digits-rows": "digits, 8 tokens",
+    "mnist-rows": "MNIST, 28 tokens",
+    "mnist-pixels": "MNIST, 784 tokens",
+    "newsgroups": "20 Newsgroups",
+    "synthetic-topics": "made-up texts",
+}
+
+
+def size_of(results: Sequence[Result]) -> str:
+    """The size at which something was measured: data, width, layers, training steps and seeds, as recorded.
+
+    >>> size_of([Result("e", {"data": "listops-32-nosm", "width": 32, "depth": 6}, "book", 0, "finished", {})])
+    'ListOps, up to 32 tokens, width 32, 6 layers, 1 seed'
+    """
+    c = results[0].configuration
+    data = c.get("data", "")
+    if data.startswith("listops-"):
+        words = [f"ListOps, up to {int(data.split('-')[1]):,} tokens"]
+    else:
+        words = [_DATA.get(data, data)] if data else []
+    settings = c.get("settings")
+    steps = settings.get("steps") if isinstance(settings, dict) else None
+    sized = ((c.get("width"), "width {}"), (c.get("depth"), "{} layers"), (steps, "{:,} steps"))
+    words += [form.format(number) for number, form in sized if isinstance(number, int)]
+    return ", ".join([*words, "1 seed" if len(results) == 1 else f"{len(results)} seeds"])
+
+
 def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
     """Mean (least to largest).
 
@@ -252,10 +280,12 @@ class Summary:
         return f"{self.value} ({self.runs})" if self.seeds else self.runs
 
 
-def interval(values: Sequence[float], diverged: int = 0) -> Summary:
+def interval(values: Sequence[float], diverged: int = 0, among: int = 1) -> Summary:
     """mean ± t₀.₉₇₅(n−1) · s/√n, Student's interval for the mean of n independent runs.
 
-    One value has no spread: its interval is the whole line, and so is that of values of which some are infinite.
+    among: with m intervals side by side, each at the level 1 − 0.05/m (Bonferroni): then all of them hold their means
+    at once in 95 of 100 records. One value has no spread: its interval is the whole line, and so is that of values of
+    which some are infinite.
 
     >>> print(interval([1.0, 2.0, 3.0]))
     2 [-0.484, 4.48] (3 seeds)
@@ -272,19 +302,74 @@ def interval(values: Sequence[float], diverged: int = 0) -> Summary:
     from scipy.special import stdtrit  # the quantile of Student's t
 
     s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
+    half = float(stdtrit(n - 1, 1 - 0.025 / among)) * s / math.sqrt(n)
     return Summary(mean, mean - half, mean + half, n, diverged)
+
+
+_TERM = re.compile(r"(?P<log>log10 )?(?P<name>.+?)(?:\[(?P<index>-?\d+)\])?")
+
+
+def _terms(figure: str) -> list[tuple[float, re.Match]]:
+    """Sign and parts of each term of a figure that may be put together from recorded ones."""
+    words = re.split(r" (less|plus) ", figure)
+    signs = [1.0, *(-1.0 if word == "less" else 1.0 for word in words[1::2])]
+    return [(sign, _TERM.fullmatch(term)) for sign, term in zip(signs, words[::2], strict=True)]
+
+
+def names_in(figure: str) -> list[str]:
+    """The recorded figures that a figure is made of: itself, or those of "log10 A[-1] less B plus C".
+
+    >>> names_in("residual/fidelity[-1] less norm/fidelity[-1]")
+    ['residual/fidelity', 'norm/fidelity']
+    """
+    return [term["name"] for _, term in _terms(figure)]
+
+
+def recorded_in(result: Result, figure: str, *, control: bool = False) -> bool:
+    return all(_table(result, name, figure, control) is not None for name in names_in(figure))
+
+
+def _table(result: Result, name: str, figure: str, control: bool) -> Figures | None:
+    """Where a name is recorded; what is put together may take from figures and controls alike."""
+    tables = [result.controls if control else result.figures]
+    if name != figure:
+        tables += [result.figures, result.controls]
+    return next((table for table in tables if name in table), None)
+
+
+def value_of(result: Result, figure: str, *, control: bool = False) -> float | list[float]:
+    """A figure (or control) of one run: as recorded, or put together: "log10 A[-1] less log10 B[-1]"."""
+    terms = _terms(figure)
+    if len(terms) == 1 and terms[0][1]["name"] == figure:
+        return (result.controls if control else result.figures)[figure]
+    total: float | list[float] | None = None
+    for sign, term in terms:
+        value = _table(result, term["name"], figure, control)[term["name"]]
+        value = value[int(term["index"])] if term["index"] else value
+        many = value if isinstance(value, list) else [value]
+        many = [sign * (math.log10(v) if term["log"] else v) for v in many]
+        many = many if total is None else [a + b for a, b in zip(_many(total), many, strict=True)]
+        total = many if isinstance(value, list) else many[0]
+    return total
+
+
+def _many(value: float | list[float]) -> list[float]:
+    return value if isinstance(value, list) else [value]
 
 
 def finished(results: Sequence[Result], figure: str, *, control: bool = False) -> list[Result]:
     """The runs that count for a figure (or control): finished, and in which no model that it needs diverged."""
-    model = figure.split("/")[0]
-    ended = [r for r in results if r.status == "finished" and model not in r.diverged]
-    return [r for r in ended if not r.diverged or figure in (r.controls if control else r.figures)]
+    models = {name.split("/")[0] for name in names_in(figure)}
+    ended = [r for r in results if r.status == "finished" and not models & set(r.diverged)]
+    return [r for r in ended if not r.diverged or recorded_in(r, figure, control=control)]
 
 
-def summarise(results: Sequence[Result], figure: str, *, control: bool = False) -> Summary | list[Summary]:
+def summarise(
+    results: Sequence[Result], figure: str, *, control: bool = False, among: int = 1
+) -> Summary | list[Summary]:
     """A figure (or control) over seeds: one Summary, or one per layer where the figure is a list.
+
+    A figure may be put together from recorded ones, as `value_of` reads it. among: as of `interval`.
 
     Only finished runs enter the mean; the diverged ones are counted beside it, and so is a run in which some model
     diverged and the figure, which may need that model, is missing. Results of several scales or configurations are
@@ -296,12 +381,11 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         raise ValueError("results must share one experiment, scale and configuration; choose one with load(…, scale=…)")
     counted = finished(results, figure, control=control)
     diverged = len(results) - len(counted)
-    tables = [r.controls if control else r.figures for r in counted]
-    missing = [r.seed for r, table in zip(counted, tables, strict=True) if figure not in table]
+    missing = [r.seed for r in counted if not recorded_in(r, figure, control=control)]
     if missing:
-        known = sorted(set().union(*tables))
+        known = sorted(set().union(*(r.controls if control else r.figures for r in counted)))
         raise ValueError(f"figure {figure!r} is missing for seeds {missing}; recorded are {', '.join(known) or 'none'}")
-    values = [table[figure] for table in tables]
+    values = [value_of(r, figure, control=control) for r in counted]
     shapes: dict[str, list[int]] = {}
     for r, value in zip(counted, values, strict=True):
         shapes.setdefault(f"a list of {len(value)}" if isinstance(value, list) else "a number", []).append(r.seed)
@@ -309,8 +393,8 @@ def summarise(results: Sequence[Result], figure: str, *, control: bool = False) 
         found = ", ".join(f"{shape} for seeds {seeds}" for shape, seeds in shapes.items())
         raise ValueError(f"figure {figure!r} has no common shape: {found}")
     if values and isinstance(values[0], list):
-        return [interval(column, diverged) for column in zip(*values, strict=True)]
-    return interval(values, diverged)
+        return [interval(column, diverged, among) for column in zip(*values, strict=True)]
+    return interval(values, diverged, among)
 
 
 def mean_and_half(results: Sequence[Result], figure: str, *, control: bool = False) -> np.ndarray:

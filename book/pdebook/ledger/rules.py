@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdebook.ledger.claims import Claim, Compare
-from pdebook.ledger.record import Key, Result, Summary, finished, interval, summarise
+from pdebook.ledger.record import Key, Result, Summary, finished, interval, summarise, value_of
 
 
 class Verdict(StrEnum):
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 MEANINGS = {
     Verdict.HOLDS: "as printed, by the rule of its entry, in everything we tried",
     Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
-    Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well",
+    Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well, in one comparison at least",
     Verdict.FAILS: "a counterexample or a measurement contradicts it",
     Verdict.UNDECIDED: "measured, and the evidence allows both answers",
     Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
@@ -43,13 +43,18 @@ CLEAR = 1e-3  # a violation by more than this is no slip of an integrator, even 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One printed figure with ours and its controls': a Summary for each printed value."""
+    """One printed figure with ours and its controls': a Summary for each printed value, blank where none counts.
+
+    missed: in words, how many values miss and how far; beaten: which controls show as much, and by how much less.
+    """
 
     figure: str
     printed: tuple[float, ...]
     ours: tuple[Summary, ...]
     controls: dict[str, tuple[Summary, ...]]
     verdict: Verdict
+    missed: str = ""
+    beaten: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,15 +261,36 @@ def _fallen(claim: Claim, repaired: bool) -> Verdict:
     return Verdict.CONDITIONS if repaired and claim.repair == "condition" else Verdict.FAILS
 
 
-# (interval, printed figure, tolerance) -> yes, no, or None where the interval allows both
-Passes = Callable[[Summary, float, float], bool | None]
+@dataclass(frozen=True)
+class Band:
+    """What a value may be: from `low` to `high`; `above`: strictly more than `low`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, s: Summary) -> bool:
+        """The whole interval lies inside."""
+        return (s.low > self.low if self.above else s.low >= self.low) and s.high <= self.high
+
+    def misses(self, s: Summary) -> bool:
+        """The whole interval lies outside."""
+        return (s.high <= self.low if self.above else s.high < self.low) or s.low > self.high
+
+    def short(self, s: Summary) -> float:
+        """By how much the mean lies outside; at most 0 inside."""
+        return max(self.low - s.mean, s.mean - self.high)
 
 
-def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling:
+Bands = Callable[[float, float], Band]  # printed figure, tolerance
+
+
+def _compared(claim: Claim, results: Sequence[Result], bands: Bands) -> Ruling:
     """Every comparison of the claim, and what they come to.
 
-    The claim fails if one comparison fails, and is undecided if one is; else it is trivial if all are, and holds if one
-    is not. While fewer than MIN_SEEDS are recorded it is not yet measured; runs most of which diverged decide nothing.
+    The claim fails if one comparison fails, and is undecided if one is; else it is trivial if one is, and holds only
+    if every comparison holds. While fewer than MIN_SEEDS are recorded it is not yet measured; runs most of which
+    diverged decide nothing. With m values side by side, one misses only if its interval at the level 1 − 0.05/m does.
     """
     if len(results) < MIN_SEEDS:
         some = "1 seed is" if len(results) == 1 else f"{len(results)} seeds are"
@@ -280,124 +306,221 @@ def _compared(claim: Claim, results: Sequence[Result], passes: Passes) -> Ruling
         for one in _layers(summarise(results, name, control=control)):
             if one.diverged >= one.seeds:
                 return Ruling(Verdict.UNDECIDED, f"{name} diverged with {one.diverged} of {len(results)} seeds")
-    found = tuple(_comparison(claim, one, results, passes) for one in claim.comparisons)
+
+    measured = [Measured(claim, one, results) for one in claim.comparisons]
+    among = sum(len(one.deciding) for one in measured)
+    found = tuple(_comparison(claim, one, bands, among) for one in measured)
     verdicts = [one.verdict for one in found]
-    first = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.HOLDS, Verdict.TRIVIAL)
-    verdict = next(v for v in first if v in verdicts)
+    verdict = next(v for v in (Verdict.FAILS, Verdict.UNDECIDED, Verdict.TRIVIAL, Verdict.HOLDS) if v in verdicts)
+    because, ours, control = _in_words(claim, found, among)
+    if cut := ended[0].configuration.get("cut"):
+        because, ours = (f"{words}; cut to {cut}" for words in (because, ours))
+    return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
+
+
+def _in_words(claim: Claim, found: Sequence[Comparison], among: int) -> tuple[str, str, str]:
+    """Why, ours and the controls', for the table."""
     several = len(found) > 1
     because = "; ".join(
         (f"{_words(one.figure)} {one.verdict}: " if several else "")
         + f"ours {_means(one.ours)}; "
         + "; ".join(f"{_words(name)} {_means(summaries)}" for name, summaries in one.controls.items())
+        + one.missed
+        + one.beaten
         for one in found
     )
+    if claim.rule == "greater":
+        because = f"direction only; {because}"
+    if among > 1 and any(one.verdict in (Verdict.FAILS, Verdict.UNDECIDED) for one in found):
+        because += f"; a value misses if its interval does at the level for {among} values at once"
     ours = "; ".join((f"{_words(one.figure)} " if several else "") + _intervals(one.ours) for one in found)
-    if cut := ended[0].configuration.get("cut"):
-        because, ours = (f"{words}; cut to {cut}" for words in (because, ours))
     control = "; ".join(
         (f"{_words(one.figure)}, " if several else "") + f"{_words(name)} {_intervals(summaries)}"
         for one in found
         for name, summaries in one.controls.items()
     )
-    return Ruling(verdict, because, ours=ours, control=control, comparisons=found)
+    return because, ours, control
 
 
-def _comparison(claim: Claim, one: Compare, results: Sequence[Result], passes: Passes) -> Comparison:
-    """One comparison: every layer must pass; trivial when a control passes too, undecided where either allows both."""
-    ours = _layers(summarise(results, one["figure"]))
-    controls = {name: _layers(summarise(results, name, control=True)) for name in one["control"]}
+class Measured:
+    """One comparison's values: ours, the controls' and the paired differences, at any level.
+
+    `deciding`: the places of the values that count. Not among them are rows that the entry leaves out (`without`), and
+    those for which fewer than MIN_SEEDS have a vote (`votes`): they are left blank.
+    """
+
+    def __init__(self, claim: Claim, one: Compare, results: Sequence[Result]):
+        self.claim, self.one, self.results = claim, one, results
+        rows = claim.evidence.get("rows", [])
+        full = _layers(summarise(results, one["figure"]))
+        if rows and len(rows) != len(full):
+            raise ValueError(
+                f"claim {claim.id}: rows has {len(rows)} names, and {one['figure']} has {len(full)} values"
+            )
+        left_out = {place for place, row in enumerate(rows) if row in claim.evidence.get("without", [])}
+        voting = self._voting(one["figure"], control=False)
+        blank = {n for n, seeds in enumerate(voting) if len(seeds) < MIN_SEEDS} if voting else set()
+        self.deciding = [n for n in range(len(full)) if n not in left_out | blank]
+
+    def ours(self, among: int = 1) -> tuple[Summary, ...]:
+        return self._summaries(self.one["figure"], False, among)
+
+    def control(self, name: str, among: int = 1) -> tuple[Summary, ...]:
+        return self._summaries(name, True, among)
+
+    def difference(self, name: str, among: int = 1) -> tuple[Summary, ...]:
+        """Ours minus the control's, seed by seed: the interval of the paired difference, one per value."""
+        mine, theirs = self._columns(self.one["figure"], False), self._columns(name, True)
+        both = zip(mine, theirs, strict=True)
+        return tuple(interval([a[s] - b[s] for s in a if s in b], among=among) for a, b in both)
+
+    def _summaries(self, name: str, control: bool, among: int) -> tuple[Summary, ...]:
+        found = _layers(summarise(self.results, name, control=control, among=among))
+        if not self.one.get("votes"):
+            return tuple(s if n in self.deciding else interval([]) for n, s in enumerate(found))
+        columns = [list(column.values()) for column in self._columns(name, control)]
+        many = [column if n in self.deciding and len(column) >= MIN_SEEDS else [] for n, column in enumerate(columns)]
+        return tuple(interval(column, found[0].diverged, among) for column in many)
+
+    def _columns(self, name: str, control: bool) -> list[dict[int, float]]:
+        """For each value {seed: number}, of the seeds that finished and have a vote."""
+        runs = finished(self.results, name, control=control)
+        rows = {r.seed: _listed_values(value_of(r, name, control=control)) for r in runs}
+        voting = self._voting(name, control)
+        width = len(next(iter(rows.values()), []))
+        return [{seed: row[n] for seed, row in rows.items() if not voting or seed in voting[n]} for n in range(width)]
+
+    def _voting(self, name: str, control: bool) -> list[set[int]]:
+        """For each value the seeds in which it has a vote; empty where the comparison names no votes."""
+        if not (votes := self.one.get("votes")):
+            return []
+        own = self.one["figure"].rpartition("/")[2]
+        model, _, theirs = name.rpartition("/")
+        named = Key(model, theirs.removesuffix(own) + votes)
+        runs = finished(self.results, name, control=control)
+        rows = {r.seed: value_of(r, named, control=control) for r in runs}
+        return [{seed for seed, row in rows.items() if row[n] > 0} for n in range(len(next(iter(rows.values()))))]
+
+
+def _comparison(claim: Claim, measured: Measured, bands: Bands, among: int) -> Comparison:
+    """One comparison: every value must pass; trivial when a control passes too, undecided where either allows both."""
+    one, deciding = measured.one, measured.deciding
+    ours = measured.ours()
+    controls = {name: measured.control(name) for name in one["control"]}
     printed = claim.printed[one["printed"]] if claim.rule != "greater" else 0.0
     targets = tuple(printed) if isinstance(printed, list) else (printed,) * len(ours)
-    _check_lengths(claim, one, ours, controls, targets)
-    slack = one.get("tolerance", 0.0)
+    _check_lengths(claim, ours, controls, targets)
+    allowed = [bands(target, one.get("tolerance", 0.0)) for target in targets]
 
-    def all_pass(summaries: tuple[Summary, ...], targets: tuple[float, ...]) -> bool | None:
-        pairs = zip(summaries, targets, strict=True)
-        return _all([passes(s, target, slack) if s.seeds >= MIN_SEEDS else None for s, target in pairs])
+    def all_pass(at_95: tuple[Summary, ...], at_once: tuple[Summary, ...], places: Sequence[int]) -> bool | None:
+        """Yes if every interval lies inside; no if one misses at the level for all values at once; else open."""
+        if not places:
+            return None
+        enough = [n for n in places if at_95[n].seeds >= MIN_SEEDS]
+        if any(allowed[n].misses(at_once[n]) for n in enough):
+            return False
+        return True if len(enough) == len(places) and all(allowed[n].holds(at_95[n]) for n in enough) else None
 
-    mine = all_pass(ours, targets)
+    at_once = measured.ours(among)
+    mine = all_pass(ours, at_once, deciding)
     if claim.rule == "greater":
-        theirs = [_as_large(control, _differences(results, one["figure"], name)) for name, control in controls.items()]
+        theirs = {name: _as_large(measured, name, among) for name in controls}
     else:
-        theirs = [all_pass(control, targets) for control in controls.values()]
+        theirs = {
+            name: all_pass(found, measured.control(name, among), _with_votes(measured, name))
+            for name, found in controls.items()
+        }
 
     if mine is False:
         verdict = Verdict.FAILS
     elif mine is None:
         verdict = Verdict.UNDECIDED
-    elif True in theirs:
+    elif True in theirs.values():
         verdict = Verdict.TRIVIAL
     else:
-        verdict = Verdict.UNDECIDED if None in theirs else Verdict.HOLDS
-    return Comparison(one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict)
+        verdict = Verdict.UNDECIDED if None in theirs.values() else Verdict.HOLDS
+
+    out = [n for n in deciding if at_once[n].seeds >= MIN_SEEDS and allowed[n].misses(at_once[n])]
+    missed = beaten = ""
+    if out and len(deciding) > 1:
+        farthest = max(allowed[n].short(ours[n]) for n in out)
+        missed = f"; {len(out)} of {len(deciding)} values miss, the farthest by {farthest:.2g}"
+    if verdict is Verdict.TRIVIAL:
+        same = [name for name, answer in theirs.items() if answer]
+        beaten = "".join(
+            f"; {_words(name)} shows as much, ours less it {_means(measured.difference(name))}" for name in same
+        )
+    return Comparison(
+        one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict, missed, beaten
+    )
 
 
-def _check_lengths(claim: Claim, one: Compare, ours: tuple, controls: dict[str, tuple], targets: tuple) -> None:
-    """As many values of ours as of each control, printed figures and named rows, and none that is NaN."""
+def _with_votes(measured: Measured, name: str) -> list[int]:
+    """The places where ours counts and the control has a value at all."""
+    if not measured.one.get("votes"):
+        return measured.deciding
+    found = measured.control(name)
+    return [n for n in measured.deciding if found[n].seeds]
+
+
+def _check_lengths(claim: Claim, ours: tuple, controls: dict[str, tuple], targets: tuple) -> None:
+    """As many values of ours as of each control and printed figures, and none that is NaN."""
     for control in controls.values():
         if not len(ours) == len(control) == len(targets):
             raise ValueError(
                 f"claim {claim.id}: {len(ours)} values are ours, {len(control)} control, {len(targets)} printed"
             )
-    rows = claim.evidence.get("rows", [])
-    if rows and len(rows) != len(ours):
-        raise ValueError(f"claim {claim.id}: rows has {len(rows)} names, and {one['figure']} has {len(ours)} values")
     if not all(math.isfinite(s.mean) for values in (ours, *controls.values()) for s in values if s.seeds):
         raise ValueError(
             f"claim {claim.id}: a finished run recorded NaN or infinity; a run that has no figure must say diverged"
         )
 
 
-def _differences(results: Sequence[Result], figure: str, control: str) -> tuple[Summary, ...]:
-    """Ours minus the control's, seed by seed: the interval of the paired difference, one per value."""
-    both = [r for r in finished(results, figure) if r in finished(results, control, control=True)]
-    pairs = [(_listed_values(r.figures[figure]), _listed_values(r.controls[control])) for r in both]
-    rows = [[a - b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
-    return tuple(interval(column) for column in zip(*rows, strict=True))
-
-
-def _as_large(control: tuple[Summary, ...], differences: tuple[Summary, ...]) -> bool | None:
+def _as_large(measured: Measured, name: str, among: int) -> bool | None:
     """Does the control show as much as ours?  No if ours is larger by the paired difference, in every value.
 
     Yes if in one value it does: there the difference is nowhere above zero, or the control is itself above zero and
     the difference does not tell them apart. Else the evidence allows both.
     """
+    control, differences, at_once = measured.control(name), measured.difference(name), measured.difference(name, among)
 
-    def one(theirs: Summary, difference: Summary) -> bool | None:
-        if difference.seeds < MIN_SEEDS:
+    def one(place: int) -> bool | None:
+        if differences[place].seeds < MIN_SEEDS:
             return None
-        if difference.low > 0:
+        if differences[place].low > 0:
             return False
-        return True if difference.high <= 0 or theirs.low > 0 else None
+        return True if at_once[place].high <= 0 or control[place].low > 0 else None
 
-    answers = [one(theirs, difference) for theirs, difference in zip(control, differences, strict=True)]
+    answers = [one(place) for place in _with_votes(measured, name)]
+    if not answers:
+        return None
     return True if True in answers else None if None in answers else False
 
 
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    """No if one is no, else None if one is open, else yes."""
-    return False if False in answers else None if None in answers else True
-
-
 def reproduced(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """Our interval lies within `tolerance` of the printed figure, and the control's does not."""
+    """Our interval lies within `tolerance` of the printed figure, and the control's does not.
 
-    def passes(s: Summary, target: float, tolerance: float) -> bool | None:
-        if target - tolerance <= s.low and s.high <= target + tolerance:
-            return True
-        return False if s.high < target - tolerance or s.low > target + tolerance else None
-
-    return _compared(claim, results, passes)
+    How far ours is from the control's is not tested; where both lie there the entry gives the difference.
+    """
+    return _compared(claim, results, lambda printed, tolerance: Band(printed - tolerance, printed + tolerance))
 
 
 def at_least(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """Our whole interval reaches the printed threshold, less `tolerance` for rounding, and the control's does not."""
-    return _compared(claim, results, lambda s, p, slack: s.low >= p - slack or (False if s.high < p - slack else None))
+    """Our whole interval reaches the printed threshold, less `tolerance` for rounding, and the control's does not.
+
+    Ours and the control's then lie on two sides of the threshold; how far apart is not tested. Where both reach it the
+    claim is trivial even if ours is larger, and the entry gives the difference.
+    """
+    return _compared(claim, results, lambda printed, tolerance: Band(printed - tolerance, math.inf))
 
 
 def at_most(claim: Claim, results: Sequence[Result]) -> Ruling:
-    """Our whole interval keeps to the printed threshold, plus `tolerance` for rounding, and the control's does not."""
-    return _compared(claim, results, lambda s, p, slack: s.high <= p + slack or (False if s.low > p + slack else None))
+    """Our whole interval keeps to the printed threshold, plus `tolerance` for rounding, and the control's does not.
+
+    Ours and the control's then lie on two sides of the threshold; how far apart is not tested. Where both keep to it
+    the claim is trivial even if ours is smaller, and the entry gives the difference.
+    """
+    return _compared(claim, results, lambda printed, tolerance: Band(-math.inf, printed + tolerance))
 
 
 def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
@@ -407,7 +530,7 @@ def greater(claim: Claim, results: Sequence[Result]) -> Ruling:
     above zero, or a control that is itself above zero cannot be told from ours, the claim is trivial. A figure of
     several values must pass in each. Direction only: how large the difference is, is not tested.
     """
-    return _compared(claim, results, lambda s, _bar, _slack: s.low > 0 or (False if s.high <= 0 else None))
+    return _compared(claim, results, lambda _printed, _tolerance: Band(0.0, math.inf, above=True))
 
 
 def untestable(claim: Claim, results: Sequence[Result]) -> Ruling:
@@ -442,9 +565,15 @@ def _means(summaries: tuple[Summary, ...]) -> str:
     """In brief: of a list the means alone."""
     if len(summaries) == 1:
         return str(summaries[0])
-    return "[" + ", ".join(f"{s.mean:.3g}" for s in summaries) + f"] ({summaries[0].seeds} seeds)"
+    shown = [f"{s.mean:.3g}" if s.seeds else "no vote" for s in summaries]
+    return "[" + ", ".join(shown) + f"] ({max(s.seeds for s in summaries)} seeds)"
 
 
 def _intervals(summaries: tuple[Summary, ...]) -> str:
     """In full: each value with its interval, the seeds once."""
-    return ", ".join(s.value for s in summaries) + f" ({summaries[-1].runs})"
+    shown = next((s for s in reversed(summaries) if s.seeds), summaries[-1])
+    return ", ".join(_value(s) for s in summaries) + f" ({shown.runs})"
+
+
+def _value(s: Summary) -> str:
+    return s.value or "no vote"
