@@ -44,6 +44,7 @@ _EXPORTS = {
     "transformer": "models",
 }
 _MODULES = (
+    "bottleneck",
     "checkpoints",
     "convert",
     "crowd",

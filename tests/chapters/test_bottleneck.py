@@ -8,8 +8,9 @@ import torch
 from pdebook.chapters.bottleneck import measure
 from pdebook.evidence.experiment import HERE, Scale
 from pdelab import datasets, transformer
+from pdelab.bottleneck import channel
 from pdelab.metrics import information
-from pdelab.models import channel, with_ends
+from pdelab.models import with_ends
 
 
 @pytest.fixture(scope="module")

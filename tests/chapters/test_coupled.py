@@ -14,10 +14,10 @@ from pdebook.chapters.coupled_layers import attack, laws, measure
 from pdebook.evidence.adversary import ROUNDING, SHRUNK
 from pdebook.evidence.systems import one_step
 from pdelab import coupled, datasets, solve
+from pdelab.bottleneck import channel
 from pdelab.datasets.base import shuffled_batches
 from pdelab.formulas import norm2
 from pdelab.metrics.jacobian import logarithmic_norm
-from pdelab.models import channel
 from pdelab.seeds import derive, normal, seeded
 from pdelab.terms.coupling import Coupling
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import pdelab
-from pdelab import datasets, evaluation, integrators, models, seeds, training
+from pdelab import bottleneck, datasets, evaluation, integrators, models, seeds, training
 from pdelab import field as grid
 from pdelab.datasets import base, cache, characters, controls, images, listops, texts
 from pdelab.datasets.listops_grammar import grammar_named
@@ -505,8 +505,8 @@ CALLS = {
     "models.with_ends": call(
         models.with_ends, core=thing(pdelab.transformer(WIDTH, 2, 2, 8)), width=size(WIDTH), **TRAINED
     ),
-    "models.with_bottleneck": call(
-        models.with_bottleneck,
+    "bottleneck.with_bottleneck": call(
+        bottleneck.with_bottleneck,
         core=thing(pdelab.transformer(WIDTH, 2, 2, 8)),
         width=size(WIDTH),
         size=size(2),
@@ -532,10 +532,10 @@ CALLS = {
     "models.Lift": call(models.Lift, width=size(2), layers=size(2)),
     "models.Lift()": call(models.Lift(WIDTH, 2), u=state(inside=True, width=True)),
     "models.Top": call(models.Top, width=size(2)),
-    "models.Bottleneck": call(models.Bottleneck, width=size(WIDTH), size=size(2), outputs=size(2)),
-    "models.channel": call(
-        models.channel,
-        model=thing(models.with_bottleneck(pdelab.transformer(4, 1, 2, 8), 4, 2, outputs=2, length=5, features=3)),
+    "bottleneck.Bottleneck": call(bottleneck.Bottleneck, width=size(WIDTH), size=size(2), outputs=size(2)),
+    "bottleneck.channel": call(
+        bottleneck.channel,
+        model=thing(bottleneck.with_bottleneck(pdelab.transformer(4, 1, 2, 8), 4, 2, outputs=2, length=5, features=3)),
     ),
     "pdelab.from_torch": call(pdelab.from_torch, encoder=thing(ENCODER)),
     # The grid

@@ -14,7 +14,8 @@ from systems import MODELS, SEQUENCES, WIDTH, assert_padding_changes_nothing, fi
 from torch import nn
 
 from pdelab import Euler, Layered, LieEuler, MasterEquation, Status, coupled, from_torch, simulator, solve, transformer
-from pdelab.models import VARIANTS, Bottleneck, Embedding, Model, with_bottleneck, with_ends
+from pdelab.bottleneck import Bottleneck, with_bottleneck
+from pdelab.models import VARIANTS, Embedding, Model, with_ends
 
 every_model = pytest.mark.parametrize("name", MODELS)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -21,10 +21,11 @@ from scipy.stats import binomtest
 from torch import nn
 
 from pdelab import checkpoints, training
+from pdelab.bottleneck import with_bottleneck
 from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets.base import Dataset, Examples, majority, shuffled_batches
 from pdelab.evaluation import PROBE, evaluate, wilson
-from pdelab.models import simulator, transformer, with_bottleneck, with_ends
+from pdelab.models import simulator, transformer, with_ends
 from pdelab.seeds import stream
 from pdelab.training import HOOKS, Place, Settings, train
 

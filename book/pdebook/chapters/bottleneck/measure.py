@@ -16,11 +16,12 @@ from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.trained import trained
 from pdebook.ledger.record import Figures, Key, Result, environment
 from pdelab import datasets
+from pdelab.bottleneck import channel, with_bottleneck
 from pdelab.datasets.base import Dataset, Examples
 from pdelab.equation import MasterEquation
 from pdelab.field import token_mean
 from pdelab.metrics.information import channel_bounds, channel_information, entropy
-from pdelab.models import Model, channel, coupled, transformer, with_bottleneck
+from pdelab.models import Model, coupled, transformer
 from pdelab.seeds import derive, stream
 from pdelab.status import Status
 from pdelab.terms.base import choose

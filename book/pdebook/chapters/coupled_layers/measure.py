@@ -10,10 +10,11 @@ from torch.nn.functional import cross_entropy
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.ledger.record import Key, Result
 from pdelab import datasets
+from pdelab.bottleneck import channel, with_bottleneck
 from pdelab.datasets.base import Dataset, shuffled_batches
 from pdelab.field import token_mean
 from pdelab.integrators import Euler
-from pdelab.models import Model, channel, coupled, with_bottleneck
+from pdelab.models import Model, coupled
 from pdelab.seeds import derive, seeded
 from pdelab.status import Status
 from pdelab.terms.base import choose
