@@ -156,6 +156,102 @@ def tokens_from(inner: float):
     return start
 
 
+# Stacked averages against heat, on a ring of length 1: the wave (cos 2πx, sin 2πx) has sup|u^(k)| = (2π)^k
+
+REACH = 10  # tokens to either side that a kernel sees
+WINDOW = torch.arange(-REACH, REACH + 1)
+RING = 128
+SHAPES = (  # kernels to start from, offset in tokens: weight; and log 2D/s², matched or nearly no heat
+    ({1: 1.0}, 0.0),  # a shift: the drift
+    ({1: 0.5, -1: 0.5}, -30.0),  # two neighbours, and no heat: the spread
+    ({9: 0.1, -1: 0.9}, 0.0),  # skew, mean 0, heat of the same spread: the third moment
+    ({}, 0.0),  # rows of any kind, each its own
+)
+
+
+def average(p: Tensor, u: Tensor) -> Tensor:
+    """Σ_j p_ij u_j on the ring: p (batch, token, offset), u (batch, token, feature)."""
+    n = u.shape[1]
+    seen = (torch.arange(n).unsqueeze(1) + WINDOW) % n
+    return (p.unsqueeze(-1) * u[:, seen]).sum(dim=2)
+
+
+def heat_error(p: Tensor, D: Tensor) -> Tensor:
+    """sup|K_n…K_1u₀ − e^{nD∂²}u₀| for the wave: p (batch, layer, token, offset), D (batch,)."""
+    layers, n = p.shape[1:3]
+    angle = 2 * math.pi * torch.arange(n, dtype=p.dtype) / n
+    wave = torch.stack([angle.cos(), angle.sin()], dim=-1).expand(len(p), n, 2)
+
+    u = wave
+    for layer in range(layers):
+        u = average(p[:, layer], u)
+    left = torch.exp(-D * layers * (2 * math.pi) ** 2).view(-1, 1, 1)
+    return (u - left * wave).norm(dim=-1).amax(dim=-1)
+
+
+def heat(logits, warmth, *, drift=1.0, spread=1.0, third=1.0) -> Tensor:
+    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ(sup|m|·M₁ + ½sup|s² − 2D|·M₂ + sup c̄₃·M₃/6), rows of any kind in every layer."""
+    p, r = logits.softmax(dim=-1), WINDOW / logits.shape[2]
+    mean = (p * r).sum(-1)
+    away = r - mean.unsqueeze(-1)
+    square, cube = ((p * away.abs() ** k).sum(-1) for k in (2, 3))  # (batch, layer, token)
+    D = square.mean(dim=(1, 2)) / 2 * warmth.exp()
+
+    def sup(x: Tensor) -> Tensor:
+        return x.abs().amax(dim=-1).sum(dim=-1)
+
+    k = 2 * math.pi
+    bound = drift * k * sup(mean) + spread * k**2 / 2 * sup(square - 2 * D.view(-1, 1, 1))
+    return heat_error(p, D) / (bound + third * k**3 / 6 * sup(cube))
+
+
+def heat_even(logits, *, fourth=1.0, square=1.0) -> Tensor:
+    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ sup(m₄ + 4D²)·M₄/24 for kernels with m₁ = m₃ = 0, m₂ = 2D, else of any kind."""
+    far = logits[..., REACH + 1 :].softmax(dim=-1)  # the weight of ±1, ±2, … together
+    r = WINDOW[REACH + 1 :] / logits.shape[2]
+    second = (far * r**2).sum(-1)
+    D = second.amin(dim=(1, 2)) / 2
+    share = 2 * D.view(-1, 1, 1) / second  # the rest stays where it is, so that every row has m₂ = 2D
+
+    sides = share.unsqueeze(-1) * far / 2
+    p = torch.cat([sides.flip(-1), 1 - share.unsqueeze(-1), sides], dim=-1)
+    most = (share * (far * r**4).sum(-1)).amax(dim=-1).sum(dim=-1)
+    layers = logits.shape[1]
+    return heat_error(p, D) / ((2 * math.pi) ** 4 / 24 * (fourth * most + square * 4 * layers * D**2))
+
+
+def shaped(seed: int, *, logits: Tensor, **others: Tensor) -> Start:
+    """A `start` at each of SHAPES in turn."""
+    for number, (weights, warmth) in enumerate(SHAPES):
+        if weights:
+            shape = torch.full((len(WINDOW),), -30.0, dtype=logits.dtype)
+            for offset, weight in weights.items():
+                shape[REACH + offset] = math.log(weight)
+            logits[number :: len(SHAPES)] = shape
+        if "warmth" in others:
+            others["warmth"][number :: len(SHAPES)] = warmth
+    return others | {"logits": logits}
+
+
+def zero_bias(x, logits, *, half=1.0) -> Tensor:
+    """s²W₁(X, X*) ≤ ½E|X|³ for a centred X and its zero-bias transform X*, whose density is E[X 1(X > x)]/s²."""
+    p = logits.softmax(dim=-1)
+    x = x - (p * x).sum(dim=-1, keepdim=True)
+    x, order = x.sort(dim=-1)
+    p = p.gather(-1, order)
+
+    square = (p * x**2).sum(dim=-1, keepdim=True)
+    width = x.diff(dim=-1)
+    density = -(p * x).cumsum(dim=-1)[:, :-1]  # between two atoms both distributions are straight lines
+    below = torch.cat([torch.zeros_like(square), (density * width).cumsum(dim=-1)], dim=-1)
+    first, last = (square * p.cumsum(dim=-1)[:, :-1] - part for part in (below[:, :-1], below[:, 1:]))
+
+    same = first * last >= 0
+    triangles = (first**2 + last**2) / torch.where(same, torch.ones_like(first), (first - last).abs())
+    distance = torch.where(same, (first + last).abs(), triangles) * width / 2
+    return distance.sum(dim=-1) / (half * 0.5 * (p * x.abs() ** 3).sum(dim=-1))
+
+
 # Which way is forward
 
 
@@ -218,6 +314,8 @@ def law(seed: int, *, kind="none") -> Tensor:
 WAVES = {"omega": "m", "share": "m", "width": "", "r": "n"}
 KERNEL = {"vary": WAVES, "sizes": [{"m": 3, "n": 7}], "over": {"Z": TURNS}, "batch": 22, "steps": 150}
 
+STACKS = [{"layers": layers, "n": RING, "w": len(WINDOW)} for layers in (1, 3)]
+
 run = attack(
     "attack_diffusion",
     {
@@ -236,6 +334,29 @@ run = attack(
         "gaussian_low": Statement(gaussian_low, **KERNEL, start=tokens_from(0.1)),
         "gaussian_high": Statement(gaussian_high, **KERNEL, start=tokens_from(0.998)),  # where the bound is sharp
         "gaussian_high_spread": Statement(gaussian_high, **KERNEL, start=tokens_from(0.1)),
+        "heat": Statement(
+            heat,
+            {"logits": "layers n w", "warmth": ""},
+            STACKS,
+            start=shaped,
+            shrink=("drift", "spread", "third"),
+            each=True,
+            batch=8,
+            steps=12,
+        ),
+        "heat_even": Statement(
+            heat_even,
+            {"logits": "layers n w"},
+            STACKS,
+            start=shaped,
+            shrink=("fourth", "square"),
+            each=True,
+            batch=8,
+            steps=12,
+        ),
+        "zero_bias": Statement(
+            zero_bias, {"x": "n", "logits": "n"}, [{"n": 2}, {"n": 5}], shrink=("half",), lemma=True, each=True
+        ),
         "backward": Statement(
             backward,
             {"D": "d d", "s": "one"},

@@ -17,7 +17,7 @@ from pdebook.evidence.stacks import DEPTHS, TIME, WIDTH, distance, layer, on_sph
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, laplacian_eigenvalues, laplacian_modes
 from pdelab.formulas import norm2
-from pdelab.integrators import Euler, LieEuler, Rate
+from pdelab.integrators import RK4, Euler, LieEuler, Rate
 from pdelab.metrics.jacobian import jacobian
 from pdelab.seeds import derive, normal, seeded, stream
 from pdelab.solver import solve
@@ -70,6 +70,55 @@ def sum_against_sweep(
     return distances
 
 
+# Layers u ↦ LN(u + hF(u)) with gains: LN(z) = √d GPz/|Pz|, P = I − 11ᵀ/d, ε = 0, b = 0
+
+
+def post_norm(seed: int, gains: Tensor, start: Field | None = None) -> list[Field]:
+    """u₀, …, u_L of u ↦ LN(u + F(u, ℓ/L)/L), F = Att + FFN with weights smooth in depth; gains: (layer, feature)."""
+    path, layers, states = smooth_path(seed), len(gains), [random_tokens(seed) if start is None else start]
+    for number, gain in enumerate(gains):
+        u = states[-1]
+        states.append(gain * on_sphere(u + TIME / layers * layer(path(number / layers))(u)))
+    return states
+
+
+def top_of(gain: Tensor) -> tuple[Tensor, float]:
+    """v with GPv = μ₁v and |Pv| = √d μ₁, a fixed point of LN, and μ₂/μ₁. For gains g > 0."""
+    d = len(gain)
+    root = gain.sqrt()
+    centre = torch.eye(d, dtype=gain.dtype) - 1 / d
+    values, vectors = torch.linalg.eigh(root.unsqueeze(1) * centre * root)  # GP, made symmetric
+    v = root * vectors[:, -1]
+    return v * (math.sqrt(d) * values[-1] / (centre @ v).norm()), (values[-2] / values[-1]).item()
+
+
+def power_limit(gain: Tensor, u0: Field) -> Field:
+    """s_iv, s_i = sign(v·G⁻¹u_i(0)): where LN alone, again and again, takes every token."""
+    v, _ = top_of(gain)
+    return (u0 @ (v / gain)).sign().unsqueeze(-1) * v
+
+
+def motion(states: Sequence[Field]) -> float:
+    """The largest distance of a token from where it is at the end, over the second half of the depth, over √d."""
+    late = torch.stack(list(states[len(states) // 2 :]))
+    return ((late - late[-1]).norm(dim=-1).max() / math.sqrt(late.shape[-1])).item()
+
+
+def gain_flow(seed: int, slopes: Tensor, steps: int = 64, *, along: bool = False) -> Field:
+    """u(1) of u_i' = (I − u_iu_iᵀ/d)P(F_i + γu_i) from LN(u₀), γ the diagonal matrix of slopes.
+
+    along: leave out the projection I − u_iu_iᵀ/d, for a control.
+    """
+    path = smooth_path(seed)
+
+    def rate(u: Field, t: float = 0.0) -> Field:
+        push = layer(path(t))(u) + slopes * u
+        push = push - push.mean(dim=-1, keepdim=True)
+        return push if along else push - u * (u * push).mean(dim=-1, keepdim=True)
+
+    return solve(rate, on_sphere(random_tokens(seed)), steps=steps, dt=1 / steps, integrator=RK4()).final
+
+
 # What is left of the identity
 
 
@@ -101,7 +150,8 @@ def identity_path(u0: Tensor, pushes: Sequence[Tensor], dt: float, leaks: int = 
 
 # The dial at random weights
 
-SPREAD = 1.1  # see `dial_spread`
+# κ of `dial_variance` for the stacks of `fresh_layer`: 5 for √2 ReLU(Wu), 2 for Wu, and for both (5 + 2)/2²
+LENGTHS = {1: 5.0, 2: 7 / 4}
 
 
 def dial_law(dt: float | Tensor, layers: int, operators: int = 1, ratio: float = 1.0) -> float | Tensor:
@@ -114,13 +164,51 @@ def dial_law(dt: float | Tensor, layers: int, operators: int = 1, ratio: float =
     return (kept / (kept**2 + operators * (ratio * dt) ** 2) ** 0.5) ** layers
 
 
-def dial_spread(dt: float | Tensor, layers: int, width: int, operators: int = 1) -> float | Tensor:
-    """1.1(1 − ρ²)/√n with ρ of the law: at least the standard deviation of ρ_L over fresh weights, for kL ≥ 2 branches.
+def dial_variance(
+    dt: float | Tensor, layers: int, operators: int = 1, lengths: float = 0.0, *, squares: float = 0.5
+) -> float | Tensor:
+    """n·Var(ρ_L) → (1 − ρ²) − Lρ²(β + ½β² − ¼κβ²), β = kΔt²/((1 − kΔt)² + kΔt²) = 1 − ρ^{2/L}, for Gaussian weights.
 
-    To first order in 1/√n the variance is (1 − ρ²)²(1 − ρ² + cρ²)/n, where c ≤ 9/8 comes from the lengths of the
-    branches and the angles between them; a small turn is known well, whatever the width.
+    lengths: κ, with the squared lengths of the k branches together known up to √(κ/n), relative; 0 if |φ(u)| = |u|.
+    squares: the ½ in front of β².
+
+    >>> dial_variance(1.0, 3), round(dial_variance(0.5, 1), 4)
+    (1.0, 0.1875)
     """
-    return SPREAD * (1 - dial_law(dt, layers, operators) ** 2) / math.sqrt(width)
+    beta = operators * dt**2 / ((1 - operators * dt) ** 2 + operators * dt**2)
+    kept = (1 - beta) ** layers
+    return (1 - kept) - layers * kept * (beta + (squares - lengths / 4) * beta**2)
+
+
+def dial_spread(
+    dt: float | Tensor, layers: int, width: int, operators: int = 1, lengths: float = 0.0
+) -> float | Tensor:
+    """√(`dial_variance`/n): the standard deviation of ρ_L over fresh Gaussian weights of width n, as n → ∞."""
+    variance = dial_variance(dt, layers, operators, lengths)
+    return (variance * (variance > 0)) ** 0.5 / math.sqrt(width)  # next to Δt = 0 rounding makes it negative
+
+
+def dial_draws(dt: float, layers: int, operators: int, width: int, draws: int, seed: int, lengths: str = "exact"):
+    """ρ_L of u⁺ = (1 − kΔt)u + Δt Σ_i W_iφ_i(u), fresh Gaussian W: (draw,).
+
+    Given the past Σ_i W_iφ_i(u) is a Gaussian vector, so no matrix is drawn. lengths: "exact" for |φ_i(u)| = |u|,
+    "ReLU" for φ(u) = √2 ReLU(W'u), whose length follows from n Gaussian numbers.
+    """
+    generator = stream(seed, "dial", dt, layers, operators, width, lengths)
+
+    def gaussian() -> Tensor:
+        return torch.randn(draws, width, generator=generator, dtype=torch.float64)
+
+    u0 = torch.zeros(draws, width, dtype=torch.float64)
+    u0[:, 0] = 1
+    u = u0
+    for _ in range(layers):
+        square = operators
+        if lengths == "ReLU":
+            square = sum(2 * gaussian().relu().square().mean(dim=-1, keepdim=True) for _ in range(operators))
+        push = u.norm(dim=-1, keepdim=True) * (square / width) ** 0.5 * gaussian()
+        u = (1 - operators * dt) * u + dt * push
+    return torch.cosine_similarity(u, u0, dim=-1)
 
 
 def unit_law(dt: float | Tensor, layers: int, operators: int = 1) -> float | Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pdebook.chapters.residual.laws import addition, angle, correlation, cosine, printed_bound, second_coefficient
 from pdebook.chapters.residual.measure import rectified_stack
 from pdebook.evidence.adversary import Statement, attack
+from pdelab.formulas import norm2
 from pdelab.integrators import flow as solution
 from pdelab.seeds import normal, stream
 
@@ -108,6 +109,33 @@ def flow(start: Tensor, turn: Tensor, inner: Tensor, outer: Tensor, *, span: flo
     return angle(solution(rate, start.unsqueeze(-1), T=span, steps=steps).squeeze(-1), start) / span
 
 
+def _kept(start: Tensor, other: Tensor, inner: Tensor, outer: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """|h_L − h'_L|/|h_0 − h'_0| of h ← h + f_ℓ(h), f = κ W₂ tanh(W₁h)/(‖W₁‖‖W₂‖), and the κ_ℓ < 1.
+
+    Shapes: (batch,) and (batch, L). κ is an upper bound of the slope for all pairs of states, by the norms of the weights.
+    """
+    kappa = torch.sigmoid(raw)
+    both = torch.stack([start, other], dim=-1)  # (batch, d, 2)
+    before = (start - other).norm(dim=-1)
+    for layer in range(inner.shape[1]):
+        W1, W2 = inner[:, layer], outer[:, layer]
+        scale = kappa[:, layer] / (norm2(W1) * norm2(W2))
+        both = both + scale.view(-1, 1, 1) * (W2 @ torch.tanh(W1 @ both))
+    return (both[..., 0] - both[..., 1]).norm(dim=-1) / before, kappa
+
+
+def skip_least(start, other, inner, outer, raw, *, slope=1.0) -> Tensor:
+    """|h_L − h'_L| ≥ Π(1 − κ_ℓ)|h_0 − h'_0| for h ← h + f_ℓ(h), f_ℓ Lipschitz with constant κ_ℓ < 1."""
+    ratio, kappa = _kept(start, other, inner, outer, raw)
+    return (1 - slope * kappa).prod(dim=-1) / ratio
+
+
+def skip_most(start, other, inner, outer, raw, *, slope=1.0) -> Tensor:
+    """|h_L − h'_L| ≤ Π(1 + κ_ℓ)|h_0 − h'_0| for h ← h + f_ℓ(h), f_ℓ Lipschitz with constant κ_ℓ."""
+    ratio, kappa = _kept(start, other, inner, outer, raw)
+    return ratio / (1 + slope * kappa).prod(dim=-1)
+
+
 def two_inputs(weights: Tensor, raw: Tensor, ends: Tensor) -> Tensor:
     """b₂ (b − a)²/4 ≤ (C(a) + C(b))/2 − C((a + b)/2) for 0 ≤ a < b ≤ 1, as C'' ≥ C''(0) = 2b₂.
 
@@ -124,6 +152,13 @@ def two_inputs(weights: Tensor, raw: Tensor, ends: Tensor) -> Tensor:
 
 
 BY_WIDTH = [{"d": d} for d in WIDTHS]
+SKIPS = {
+    "vary": {"start": "d", "other": "d", "inner": "L d d", "outer": "L d d", "raw": "L"},
+    "sizes": [{"d": d, "L": L} for d in (2, 4) for L in (1, 3)],
+    "shrink": ("slope",),
+    "each": True,
+    "rate": 0.1,
+}
 run = attack(
     "attack_residual",
     {
@@ -143,6 +178,8 @@ run = attack(
             batch=128,
             steps=150,
         ),
+        "skip_least": Statement(skip_least, **SKIPS),
+        "skip_most": Statement(skip_most, **SKIPS),
         "flow": Statement(
             flow,
             {"start": "d", "turn": "d d", "inner": "d d", "outer": "d d"},

@@ -1,8 +1,13 @@
-"""What a skip keeps of the input in wide random stacks, forwards and backwards, beside the laws.  (P2 Theorem 3.4)"""
+"""What a skip keeps of the input in wide random stacks, forwards and backwards, beside the laws.  (P2 Theorem 3.4)
+
+residual_angles: how far trained layers turn their input, how far the bound of the worst case lets them, and what the law
+for branches at right angles says.
+"""
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,13 +27,19 @@ from pdebook.chapters.residual.laws import (
 )
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.systems import amplified
-from pdebook.ledger.record import Key, Result
-from pdelab.formulas import layer_norm
+from pdebook.evidence.trained import TASKS, Measured, build, fit, look, named
+from pdebook.ledger.record import Figures, Key, Result
+from pdelab.field import Field
+from pdelab.formulas import layer_norm, norm2
+from pdelab.metrics.jacobian import jacobian
 from pdelab.metrics.stability import state_gradients
-from pdelab.models import simulator
+from pdelab.models import Model, simulator
 from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory
 from pdelab.status import Status
+from pdelab.terms.base import Term
+from pdelab.terms.reaction import Reaction
+from pdelab.terms.stabilization import PreNorm
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 KINDS = ("bare", "norm", "skip", "pre-LN", "post-LN", "leaky")
@@ -249,3 +260,66 @@ def _backwards(seed: int) -> tuple[dict[str, list[float]], float, float]:
             sizes = [corner_gradients(corner, L, seed, gain=gain)[0] for L in DEPTHS]
             figures[Key(f"{corner} gain {gain:.3g}", "gradient")] = sizes
     return figures, max(off), min(root_off)
+
+
+# Trained networks
+
+TRAINED = ("transformer", "residual")  # with LayerNorm before each branch, and with none
+FEW = 200  # tokens at which slopes are measured
+
+
+@experiment("residual_angles", Scale.SMOKE, Scale.BOOK)
+def run_angles(scale: Scale, seed: int, work: Workplace) -> Result:
+    """How far trained residual layers turn the state, beside the worst case and the law of right angles (P2 thm 3.4).
+
+    MODEL/rho: the cosine of the last state of an example with its input. kappa: |h_{ℓ+1} − h_ℓ|/|h_ℓ|, a value a layer.
+    phi: Σ arcsin κ_ℓ, and κ above 1 counts as 1. law: Π(1 + κ_ℓ²)^(−1/2), if every branch were at right angles to state
+    and input. All are means over the examples. slope: the largest slope of the feed-forward branch of each layer at 200
+    tokens, a lower bound of its Lipschitz constant; slope_bound: an upper bound from the weights.
+    """
+    task = TASKS["images"][scale].cut(work.steps)
+    data = task.load(seed)
+    probe = data.test.take(slice(0, task.probe))
+    measured = Measured()
+    for kind in TRAINED:
+        model, record = fit(kind, task, data, seed, work)
+        run = look(model, probe) if record.status is not Status.DIVERGED else None
+        if run is None or run.status is Status.DIVERGED:
+            measured.diverged[kind] = record.stopped_at or record.step
+            continue
+        before = build(kind, task, data, seed)
+        measured.made_by(record.commits)
+        measured.figures |= named(kind, {"accuracy": record.accuracy} | angles(model, run))
+        untrained = angles(before, look(before, probe))
+        measured.controls |= named(kind, {f"untrained_{name}": value for name, value in untrained.items()})
+    return measured.result("residual_angles", task, scale, seed, **task.cut_of(TASKS["images"][scale]))
+
+
+def angles(model: Model, run: Trajectory) -> Figures:
+    """rho, kappa, phi, law, slope and slope_bound of `run_angles`."""
+    states = [u.double().flatten(1) for u in run.states]
+    kappa = torch.stack([(v - u).norm(dim=1) / u.norm(dim=1) for u, v in pairwise(states)])
+    branches = [one.terms[-1] for one in model.equation.equations]
+    return {
+        "rho": torch.cosine_similarity(states[-1], states[0], dim=1).mean().item(),
+        "kappa": kappa.mean(dim=1).tolist(),
+        "phi": kappa.clamp(max=1).arcsin().sum(dim=0).mean().item(),
+        "law": (1 + kappa**2).rsqrt().prod(dim=0).mean().item(),
+        "slope": [slope(branch, u) for branch, u in zip(branches, run.states, strict=False)],
+        "slope_bound": [slope_bound(branch) for branch in branches],
+    }
+
+
+def slope(branch: Term, u: Field) -> float:
+    """The largest ‖∂branch/∂u‖ at the first tokens of u: a lower bound of its Lipschitz constant."""
+    tokens = u.flatten(0, 1)[:FEW].unsqueeze(1)  # each a sequence of its own
+    return norm2(jacobian(branch, tokens).squeeze(3).squeeze(1)).max().item()
+
+
+def slope_bound(branch: Term) -> float:
+    """An upper bound of the Lipschitz constant of FFN(u), from its weights, or of FFN(LN(u)): times max|g|/√ε."""
+    if isinstance(branch, PreNorm):
+        return slope_bound(branch.term) * (branch.norm.weight.abs().max() / math.sqrt(branch.norm.eps)).item()
+    if not isinstance(branch, Reaction):
+        raise TypeError(f"a feed-forward branch is wanted, not {type(branch).__name__}")
+    return branch.constants().lipschitz
