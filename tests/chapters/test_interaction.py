@@ -14,6 +14,7 @@ from pdelab import Interaction, solve
 from pdelab.formulas import (
     attention,
     attention_contraction,
+    attention_lipschitz,
     attention_weights,
     centres,
     diameter,
@@ -21,6 +22,7 @@ from pdelab.formulas import (
     norm2,
     spread,
 )
+from pdelab.integrators import flow
 from pdelab.seeds import normal
 
 WIDTH = 6
@@ -145,7 +147,79 @@ def test_an_orthogonal_matrix_has_eigenvalues_on_the_circle_and_a_rotation_no_gr
     assert laws.largest_growth(turn) == pytest.approx(0, abs=1e-12)
 
 
+# The slope of attention
+
+
+@pytest.mark.parametrize("x", [0.1, 0.75, 1.0, 10.0])
+def test_101_tokens_come_within_a_hundredth_of_the_lipschitz_constant(x):
+    u, A, direction = laws.steepest(x, 101)
+    V = torch.eye(2, dtype=torch.float64)
+    bound = attention_lipschitz(A, V, 1.0).item()
+    assert bound == pytest.approx(x + math.sqrt(1 + x**2), rel=1e-12)
+    assert 0.99 * bound < laws.slope_at(lambda v: attention(v, A, V), u, direction) <= bound
+
+
+def test_with_a_mask_three_tokens_reach_the_lipschitz_constant():
+    """Token 0 sees the two others alone."""
+    u, A, direction = laws.steepest(0.75, 3)
+
+    def masked(v):
+        return (v[:1] @ A @ v[1:].mT).softmax(dim=-1) @ v[1:]
+
+    assert laws.slope_at(masked, u, direction) == pytest.approx(2, rel=1e-12)
+
+
+def test_the_old_constant_is_at_most_a_quarter_larger():
+    x = torch.logspace(-3, 3, 601, dtype=torch.float64)
+    ratio = (1 + 2 * x) / (x + (1 + x**2).sqrt())
+    assert ratio.max().item() == pytest.approx(1.25, abs=1e-4)
+    assert x[ratio.argmax()].item() == pytest.approx(0.75, rel=0.02)
+
+
+@pytest.mark.parametrize("x", [0.1, 0.75, 5.0])
+def test_rotary_positions_exceed_the_constant_of_one_matrix_and_keep_the_old_one(x):
+    best, phi = laws.turned_slope(x)
+    u, angles, direction = laws.turned_state(phi, x)
+    found = laws.slope_at(lambda v: laws.read_turned(v, angles, x), u, direction)
+    assert found == pytest.approx(best, rel=1e-12)
+    assert x + math.sqrt(1 + x**2) < found < 1 + 2 * x
+
+
+def test_the_angles_of_the_rotary_example_are_those_of_three_positions():
+    """R(θj) turns the key at position j, and W_QᵀW_K is a rotation by η: α_j = η + θj for j = 1, 2."""
+    phi = 1.1
+    _, angles, _ = laws.turned_state(phi, 1.0)
+    theta, eta = 2 * phi - math.pi, math.pi - 3 * phi
+    for j, angle in enumerate(angles.tolist(), start=1):
+        assert math.remainder(eta + theta * j - angle, 2 * math.pi) == pytest.approx(0, abs=1e-12)
+
+
+def test_in_one_dimension_the_constant_is_not_reached():
+    assert attack.steepest_on_a_line(10.0, 9) < 0.6 * (10 + math.sqrt(101))
+
+
 # Contraction
+
+
+def test_two_opposite_tokens_collapse_at_the_three_speeds():
+    """±½ with A = 1, V = 1 or, with a skip connection, V = −1."""
+    one, u = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[0.5], [-0.5]], dtype=torch.float64)
+    for found, bound in zip(laws.diameters(u, one, one, 3), laws.cubic_bound(1.0, range(4), 1.0), strict=True):
+        assert 0.7 * bound < found <= bound * (1 + 1e-12)  # tanh z < z is cubed twice
+
+    leaky = flow(lambda v: attention(v, one, one) - v, u[None], T=0.1)
+    bound = math.exp(-0.1 * (1 - math.tanh(0.25)))  # as the tokens come closer, attention adds less and less
+    assert 0.99 * bound < diameter(leaky).item() <= bound
+
+    kept = flow(lambda v: attention(v, one, -one), u[None], T=100.0, steps=2000)
+    bound = laws.algebraic_bound(1.0, 100.0, 1.0)
+    assert bound <= diameter(kept).item() < 1.01 * bound
+
+
+def test_under_a_causal_mask_a_skip_connection_does_not_keep_tokens_apart():
+    one, u = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)
+    end = flow(lambda v: attention(v, one, -one, causal=True), u, T=100.0, steps=4000)
+    assert diameter(end).item() < 1e-15 < laws.algebraic_bound(2.0, 100.0, 1.0)
 
 
 def test_dobrushin_is_zero_for_equal_rows_and_one_for_rows_that_share_nothing():
@@ -301,12 +375,14 @@ def test_angles_on_the_circle_are_followed_past_a_full_turn():
 def test_all_statements_withstand_a_short_search():
     worst = live(attack.run, batch=8, steps=10, seed=7)
     assert max(worst.values()) <= 1 + ROUNDING
-    assert min(value for name, value in worst.items() if name != "angle_law") > 0.9
+    # an exact law, and what ten steps do not reach; the false neighbours below say how near the full search comes
+    slow = {"angle_law", "rotary", "algebraic_layers"}
+    assert min(value for name, value in worst.items() if name not in slow) > 0.8
 
 
 @pytest.mark.parametrize("name", attack.run.statements)
 def test_the_false_neighbours_fall(name):
-    statement = replace(attack.run.statements[name], batch=24)
+    statement = replace(attack.run.statements[name], batch=24, each=False)
     for neighbour, change in statement.neighbours.items():
         assert statement.breaks(7, **change) > 0, neighbour
 
@@ -341,5 +417,6 @@ def test_a_search_over_layers_counts_only_starts_of_which_the_theorem_speaks():
 def test_two_opposite_tokens_meet_the_bounds_of_the_step_and_of_the_skip_connection():
     u = torch.tensor([[[0.7], [-0.7]]], dtype=torch.float64)
     one = torch.ones(1, 1, 1, dtype=torch.float64)
-    assert attack.step(u, one, torch.zeros(1).double()).item() == pytest.approx(1, rel=1e-12)
-    assert attack.skip(u, one, -one).item() == pytest.approx(1, rel=1e-12)
+    head = one.unsqueeze(1)
+    assert attack.step(u, head, head, torch.zeros(1).double()).item() == pytest.approx(1, rel=1e-12)
+    assert attack.skip(u, head, -head).item() == pytest.approx(1, rel=1e-12)

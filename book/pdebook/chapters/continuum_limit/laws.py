@@ -107,16 +107,6 @@ class Line:
         return self.a.abs(), fastest, self.c.abs()
 
 
-def lipschitz_max(V: Tensor | float, A: Tensor | float, R: Tensor | float) -> Tensor | float:
-    """‖V‖(1 + 2‖A‖R²), of attention in the norm max_i|·| where max_i|u_i| ≤ R; V and A are the two norms."""
-    return V * (1 + 2 * A * R**2)
-
-
-def lipschitz_frobenius(V: Tensor, A: Tensor, R: Tensor, c: Tensor) -> Tensor:
-    """‖V‖(√c + ‖A‖R²(1 + √c)), of attention in the Euclidean norm; c: the largest column sum of its weights."""
-    return V * (c.sqrt() + A * R**2 * (1 + c.sqrt()))
-
-
 def heat_growth(D: Tensor, tokens: int, t: float) -> Tensor:
     """max_k ‖e^{tλ_k D}‖ over the modes of N reflecting tokens, D (…, d, d): how much time t can enlarge a field."""
     rates = laplacian_eigenvalues(tokens)[:: max(1, tokens // 64)]

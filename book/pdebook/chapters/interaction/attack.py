@@ -1,22 +1,24 @@
 """An adversary against what the chapter on attention states.  (P2 eq 5)
 
-Quadrature over N tokens, on a grid and at random; the growth of the spread; the contraction of the diameter in one
-layer, in several, by the flow, with a skip connection and with a causal mask; the law of the angle on a sphere. Beside
-a skip connection, a −u or a mask the score is of what attention itself adds or takes away: where it does nearly nothing
-a plain ratio would be 1 without any search.
+Quadrature over N tokens, on a grid and at random; the slope of attention on a ball; the growth of the spread; the
+diameter at three speeds, with several heads: in layers, with a −u, with a skip connection; a causal mask; the law of
+the angle on a sphere. Beside a skip connection, a −u or a mask the score is of what attention itself adds or takes
+away: where it does nearly nothing a plain ratio would be 1 without any search.
 """
 
 import math
 
 import torch
 from torch import Tensor
+from torch.func import jvp
 
 from pdebook.chapters.interaction import laws
-from pdebook.evidence.adversary import Start, Statement, attack, in_turn
+from pdebook.evidence.adversary import Start, Statement, ascend, attack, in_turn
 from pdelab import integrators
 from pdelab.formulas import (
     attention,
     attention_contraction,
+    attention_lipschitz,
     attention_weights,
     centred,
     centres,
@@ -27,6 +29,7 @@ from pdelab.formulas import (
     per_example,
     size,
 )
+from pdelab.seeds import normal
 
 SMALLEST = 1e-8  # weights are exact to about 1e-16, so that differences above it have eight digits
 LARGEST_BETA = 200.0
@@ -86,6 +89,83 @@ def sample(u, odds, q, A, V, *, n, a=1.0, v=1.0, R=1.0) -> Tensor:
     return mean_square.sqrt() / laws.sample_bound(n, a * norm2(A), v * norm2(V), R * largest)
 
 
+# The slope of attention, where |u_i| ≤ R and |u_i − u_j| ≤ 2r
+
+
+def seen(u, A, V, b, *, hidden: bool) -> tuple[Tensor, Tensor]:
+    """Weights and values of attention with the query bias b; hidden: no token sees itself, as a mask may have it."""
+    scores = u @ A @ u.mT + (u @ b.unsqueeze(-1)).mT  # (…, token, token)
+    if hidden:
+        scores = scores.masked_fill(torch.eye(u.shape[-2], dtype=torch.bool), -torch.inf)
+    weights = scores.softmax(dim=-1)
+    return weights, weights @ u @ V.mT
+
+
+def slope_in(direction, u, A, V, b, *, hidden: bool) -> tuple[Tensor, Tensor]:
+    """p_ij and |δAtt_i|, (…, token)."""
+    (weights, _), (_, change) = jvp(lambda v: seen(v, A, V, b, hidden=hidden), (u,), (direction,))
+    return weights, change.norm(dim=-1)
+
+
+def ball(u, A, V, b, *, a=1.0, bias=1.0, R=1.0, r=1.0) -> tuple[Tensor, Tensor]:
+    """The two parts of the constant at this state, that of a token itself and that of all it sees."""
+    reach, half = R * longest(u), r * diameter(u) / 2
+    length = bias * b.norm(dim=-1)
+    own, both = (attention_lipschitz(a * A, V, reach, r=half, b=length, columns=c) for c in (0.0, 1.0))
+    return own, both - own
+
+
+def rows(u, A, V, b, direction, *, hidden, own=1.0, root=1.0, **constants) -> Tensor:
+    """|δAtt_i| ≤ ‖V‖(‖A‖r²|δu_i| + √(1 + r²(‖A‖R + |b|)²) (Σ_j p_ij|δu_j|²)^{½}) for every token i."""
+    weights, change = slope_in(direction, u, A, V, b, hidden=hidden)
+    itself, others = ball(u, A, V, b, **constants)
+    lengths = direction.norm(dim=-1)
+    mean = (weights @ lengths.square().unsqueeze(-1)).squeeze(-1).sqrt()
+    bound = own * itself.unsqueeze(-1) * lengths + root * others.unsqueeze(-1) * mean
+    return (change / bound).amax(dim=-1)
+
+
+def lipschitz_max(u, A, V, b, direction, *, hidden, own=1.0, root=1.0, **constants) -> Tensor:
+    """max_i|δAtt_i| ≤ ‖V‖(‖A‖r² + √(1 + r²(‖A‖R + |b|)²)) max_i|δu_i|."""
+    _, change = slope_in(direction, u, A, V, b, hidden=hidden)
+    itself, others = ball(u, A, V, b, **constants)
+    return change.amax(dim=-1) / (longest(direction) * (own * itself + root * others))
+
+
+def lipschitz_frobenius(u, A, V, b, direction, *, hidden, own=1.0, root=1.0, c=1.0, **constants) -> Tensor:
+    """‖δAtt‖ ≤ ‖V‖(‖A‖r² + √(c(1 + r²(‖A‖R + |b|)²)))‖δu‖, c the largest column sum of the weights."""
+    weights, change = slope_in(direction, u, A, V, b, hidden=hidden)
+    itself, others = ball(u, A, V, b, **constants)
+    largest = weights.sum(dim=-2).amax(dim=-1)
+    return change.norm(dim=-1) / (
+        size(direction) * u.shape[1] ** 0.5 * (own * itself + root * (c * largest).sqrt() * others)
+    )
+
+
+def rotary(u, angles, log_a, direction, *, one_matrix=False) -> Tensor:
+    """|δAtt_0| ≤ (1 + 2x) max_j|δu_j|, x = aR², for scores u_0ᵀA_ju_j with turned A_j, ‖A_j‖ = a, V = I.
+
+    one_matrix: the constant x + √(1 + x²) of scores that have one matrix A for all pairs.
+    """
+    a = log_a.exp()
+    _, change = jvp(lambda v: laws.read_turned(v, angles, a), (u,), (direction,))
+    x = a * longest(u) ** 2
+    return longest(change) / (longest(direction) * (x + (1 + x**2).sqrt() if one_matrix else 1 + 2 * x))
+
+
+def steepest_on_a_line(x: float, n: int, seed: int = 0, batch: int = 32) -> float:
+    """The largest slope that ascent finds for N tokens of length at most 1 in one dimension, A = x and V = 1."""
+
+    def score(u: Tensor, direction: Tensor) -> Tensor:
+        u = u / per_example(longest(u))
+        A, one = torch.full((1, 1), x, dtype=u.dtype), torch.ones(1, 1, dtype=u.dtype)
+        _, change = jvp(lambda v: attention(v, A, one), (u,), (direction.tanh(),))
+        return longest(change) / longest(direction.tanh())
+
+    start = {name: normal(seed, "line", name, size=(batch, n, 1)) for name in ("u", "direction")}
+    return ascend(score, start, steps=200).max().item()
+
+
 # Spread and diameter
 
 
@@ -110,11 +190,43 @@ def softmax(scores, *, ranges=1.0) -> Tensor:
     return dobrushin(scores.softmax(dim=-1)) / torch.tanh(ranges * widest / 4)
 
 
+# The diameter at three speeds, with ϑ(δ) = Σ_h v_h tanh(a_hδ²/4), a_h = ‖A_h‖, v_h = ‖V_h‖: A, V (…, head, d, d)
+
+
+def of_heads(u, A, V) -> Tensor:
+    """Σ_h Att_h(u)."""
+    return attention(u.unsqueeze(-3), A, V).sum(dim=-3)
+
+
+def differences_of_heads(u, A, V) -> Tensor:
+    """Σ_h Att_h(u) − 1V_hμ: the same up to one vector for all tokens, without its cancellation."""
+    return (attention_weights(u.unsqueeze(-3), A) @ centred(u).unsqueeze(-3) @ V.mT).sum(dim=-3)
+
+
+def theta(A, V, delta, *, a=1.0, v=1.0) -> Tensor:
+    """ϑ(δ) = Σ_h v_h tanh(a_hδ²/4); a and v multiply all a_h and all v_h."""
+    return v * (norm2(V) * attention_contraction(a * A, delta.unsqueeze(-1))).sum(dim=-1)
+
+
+def pair(u, A, V, *, a=1.0, v=1.0) -> Tensor:
+    """|Att_0 − Att_1| ≤ Σ_h v_h δ tanh(a_h δ|u_0 − u_1|/4), δ = diam(u): for each pair its own distance counts."""
+    delta, gap = diameter(u), (u[:, 0] - u[:, 1]).norm(dim=-1)
+    moved = differences_of_heads(u, A, V)
+    value = (moved[:, 0] - moved[:, 1]).norm(dim=-1)
+    return quotient(value / delta, theta(A, V, (delta * gap).sqrt(), a=a, v=v))
+
+
 def contraction(u, A, V, *, a=1.0, v=1.0) -> Tensor:
-    """diam(Att(u)) ≤ v tanh(aδ²/4) δ, δ = diam(u)."""
+    """diam(Att(u)) ≤ ϑ(δ) δ, δ = diam(u)."""
     delta = diameter(u)
-    moved = attention_weights(u, A) @ centred(u) @ V.mT  # Att(u) − 1Vμ, without its cancellation
-    return quotient(diameter(moved) / (v * norm2(V) * delta), attention_contraction(a * A, delta))
+    return quotient(diameter(differences_of_heads(u, A, V)) / delta, theta(A, V, delta, a=a, v=v))
+
+
+def cubes(u, A, V, *, a=1.0, v=1.0) -> Tensor:
+    """√(w/4) δ_2 ≤ (√(w/4) δ_0)⁹ after two layers of attention alone, w = Σ_h a_hv_h."""
+    once = differences_of_heads(u, A, V)
+    w = a * v * (norm2(A) * norm2(V)).sum(dim=-1)
+    return quotient(diameter(differences_of_heads(once, A, V)), (w / 4) ** 4 * diameter(u) ** 9)
 
 
 def layers(u, A, V, log_a, log_v, *, a=1.0, v=1.0) -> Tensor:
@@ -148,25 +260,56 @@ def near_the_edge(seed: int, u: Tensor, A: Tensor, V: Tensor, log_a: Tensor, log
     }
 
 
-def flow(u, A, *, a=1.0) -> Tensor:
-    """δ(1) ≤ δ_0 e^{q−1}, q = tanh(aδ_0²/4), for u' = Att(u) − u, V = I: attention adds at most q to the rate −1."""
+def leak(u, A, V, excess, *, times, a=1.0, v=1.0) -> Tensor:
+    """δ(t) ≤ δ_0 e^{−(κ−ϑ(δ_0))t} for u' = Σ_h Att_h(u) − κu, if ϑ(δ_0) < κ: attention adds at most ϑ to the rate −κ.
+
+    κ = (1 + e^excess) ϑ, and t = times/(κ + Σ_h v_h), in which the mean of the tokens grows little.
+    """
     delta = diameter(u)
-    end = integrators.flow(lambda v: attention_weights(v, A) @ v, u, steps=20, leak=1.0)
-    return quotient(1 + (diameter(end) / delta).log(), attention_contraction(a * A, delta), least=0.01)
+    kappa = (1 + excess.exp()) * theta(A, V, delta)
+    T, rate = times / (kappa + norm2(V).sum(dim=-1)), per_example(kappa)
+    end = integrators.flow(lambda w: of_heads(w, A, V) - rate * w, u, T=per_example(T), steps=20)
+    gained = kappa * T + (diameter(end) / delta).log()
+    return quotient(gained, T * theta(A, V, delta, a=a, v=v), least=1e-4)
 
 
-def step(u, A, odds, *, a=1.0) -> Tensor:
-    """diam(u⁺) ≤ (1 − Δt + Δt tanh(aδ²/4)) δ for u⁺ = u + Δt(Att(u) − u), V = I, Δt = sigmoid(odds)."""
+def step(u, A, V, odds, *, a=1.0, v=1.0) -> Tensor:
+    """diam(u⁺) ≤ (1 − s + s ϑ(δ)/κ) δ for u⁺ = u + Δt(Σ_h Att_h(u) − κu), s = κΔt ≤ 1; here κ = 1."""
     delta, dt, rest = diameter(u), odds.sigmoid(), centred(u)
-    moved = rest + per_example(dt) * (attention_weights(u, A) @ rest - rest)
-    return quotient(diameter(moved) / delta - (1 - dt), dt * attention_contraction(a * A, delta))
+    moved = rest + per_example(dt) * (differences_of_heads(u, A, V) - rest)
+    return quotient(diameter(moved) / delta - (1 - dt), dt * theta(A, V, delta, a=a, v=v))
 
 
 def skip(u, A, V, *, a=1.0, v=1.0) -> Tensor:
-    """diam(u + Att(u)) ≥ (1 − v tanh(aδ²/4)) δ: attention takes away at most v tanh(aδ²/4) δ."""
-    delta, rest = diameter(u), centred(u)
-    moved = rest + attention_weights(u, A) @ rest @ V.mT
-    return quotient(1 - diameter(moved) / delta, v * norm2(V) * attention_contraction(a * A, delta))
+    """diam(u + Att(u)) ≥ (1 − ϑ(δ)) δ: attention takes away at most ϑ(δ) δ."""
+    delta = diameter(u)
+    moved = centred(u) + differences_of_heads(u, A, V)
+    return quotient(1 - diameter(moved) / delta, theta(A, V, delta, a=a, v=v))
+
+
+def algebraic(u, A, V, *, half=1.0, T=0.25) -> Tensor:
+    """δ(t) ≥ δ_0/√(1 + ½w δ_0² t), w = Σ_h a_hv_h, for u' = Σ_h Att_h(u): δ^{−2} grows at most at the rate ½w."""
+    delta, w = diameter(u), (norm2(A) * norm2(V)).sum(dim=-1)
+    left = diameter(integrators.flow(lambda x: of_heads(x, A, V), u, T=T, steps=8)) / delta
+    return quotient(left**-2 - 1, half * w * delta**2 * T / 2, least=1e-6)
+
+
+def algebraic_layers(u, A, V, log_a, odds, log_v, *, half=1.0, square=True) -> Tensor:
+    """δ_L ≥ δ_0/√(1 + ½av δ_0² Lh/(1 − hv)²) for u⁺ = u + h Att_ℓ(u), ‖A_ℓ‖ = a, ‖V_ℓ‖ = v, if hv < 1."""
+    delta, scores, values = diameter(u), log_a.exp(), log_v.exp()
+    h = 0.95 * odds.sigmoid() / values
+    A = A * per_example(scores[:, None] / norm2(A))
+    V = V * per_example(values[:, None] / norm2(V))
+
+    moved, count = u, A.shape[1]
+    for number in range(count):
+        moved = centred(moved) + per_example(h) * differences_of_heads(moved, A[:, number, None], V[:, number, None])
+    grown = half * scores * values * delta**2 * count * h / 2
+    bound = grown / (1 - h * values) ** 2 if square else grown
+    return quotient((delta / diameter(moved)) ** 2 - 1, bound, least=1e-6)
+
+
+# With a causal mask
 
 
 def causal(u, A, *, b=1.0, others=1.0) -> Tensor:
@@ -207,6 +350,29 @@ SHAPES = [{"n": 2, "d": 1}, {"n": 3, "d": 2}, {"n": 6, "d": 3}]
 SCORES = in_turn(A=(0.01, 1.0, 10.0))  # from nearly even weights to nearly hard attention
 MANY = {"batch": 64}
 
+CROWD = TOKENS | {"A": "h d d", "V": "h d d"}  # with several heads
+CROWDS = {
+    "vary": CROWD,
+    "sizes": [{"n": 2, "d": 1, "h": 1}, {"n": 3, "d": 2, "h": 2}, {"n": 6, "d": 3, "h": 2}],
+    "start": SCORES,
+    "batch": 64,
+}
+
+
+def smaller(*names: str, by: float) -> dict[str, dict[str, float]]:
+    """False neighbours with one constant smaller by less than a tenth, where the search is sharp enough to see it."""
+    return {f"{name}, {100 * by:g} %": {name: 1 - by} for name in names}
+
+
+SLOPES = {
+    "vary": TOKENS | WEIGHTS | {"b": "d", "direction": "n d"},
+    "sizes": [{"n": n, "d": d} for n, d in ((3, 2), (9, 2), (5, 3))],
+    "over": {"hidden": (True, False)},
+    "start": in_turn(A=(0.1, 1.0, 10.0), b=(0.01, 0.01, 0.01, 1.0, 1.0, 1.0)),
+    "batch": 48,
+    "steps": 150,
+}
+
 run = attack(
     "attack_interaction",
     {
@@ -229,6 +395,21 @@ run = attack(
             # a tenth less of a is not noticed: for N → ∞ the error of two-point laws grows like e^{aR²}, not e^{2aR²}
             wrong={"a quartered": {"a": 0.25}},
         ),
+        "rows": Statement(
+            rows, **SLOPES, wrong=smaller("own", "root", "a", "R", "r", by=0.03) | smaller("bias", by=0.05), each=True
+        ),
+        "lipschitz_max": Statement(
+            lipschitz_max, **SLOPES, wrong=smaller("own", "root", "a", "R", "r", by=0.05), shrink=("bias",), each=True
+        ),
+        "lipschitz_frobenius": Statement(lipschitz_frobenius, **SLOPES, shrink=("own", "root", "c"), each=True),
+        "rotary": Statement(
+            rotary,
+            {"u": "n two", "direction": "n two", "angles": "keys", "log_a": ""},
+            [{"n": 3, "keys": 2, "two": 2}, {"n": 6, "keys": 5, "two": 2}],
+            wrong={"x + √(1 + x²)": {"one_matrix": True}},
+            each=True,
+            steps=150,
+        ),
         "fluctuation": Statement(
             fluctuation,
             TOKENS | WEIGHTS,
@@ -240,7 +421,9 @@ run = attack(
         ),
         "mixing": Statement(mixing, {"logits": "n n", **TOKENS}, SHAPES, **MANY),
         "softmax": Statement(softmax, {"scores": "n n"}, SHAPES, shrink=("ranges",), **MANY),
-        "contraction": Statement(contraction, TOKENS | WEIGHTS, SHAPES, start=SCORES, shrink=("a", "v"), **MANY),
+        "pair": Statement(pair, **CROWDS, shrink=("a", "v"), each=True),
+        "contraction": Statement(contraction, **CROWDS, shrink=("a", "v"), each=True),
+        "cubes": Statement(cubes, **CROWDS, shrink=("a", "v"), each=True),
         "layers": Statement(
             layers,
             {"A": "l d d", "V": "l d d", "log_a": "", "log_v": "", **TOKENS},
@@ -249,9 +432,25 @@ run = attack(
             shrink=("a", "v"),
             **MANY,
         ),
-        "flow": Statement(flow, {"A": "d d", **TOKENS}, SHAPES, start=SCORES, shrink=("a",), steps=40),
-        "step": Statement(step, {"A": "d d", "odds": "", **TOKENS}, SHAPES, start=SCORES, shrink=("a",), **MANY),
-        "skip": Statement(skip, TOKENS | WEIGHTS, SHAPES, start=SCORES, shrink=("a", "v"), **MANY),
+        "leak": Statement(
+            leak,
+            **CROWDS | {"vary": CROWD | {"excess": ""}, "batch": 24, "steps": 60},
+            over={"times": (0.1, 1.0)},
+            shrink=("a", "v"),
+            each=True,
+        ),
+        "step": Statement(step, **CROWDS | {"vary": CROWD | {"odds": ""}}, shrink=("a", "v"), each=True),
+        "skip": Statement(skip, **CROWDS, shrink=("a", "v"), each=True),
+        "algebraic": Statement(algebraic, **CROWDS | {"batch": 24, "steps": 150}, shrink=("half",), each=True),
+        "algebraic_layers": Statement(
+            algebraic_layers,
+            {"A": "l d d", "V": "l d d", "log_a": "", "log_v": "", "odds": "", **TOKENS},
+            [{"l": 3, **shape} for shape in SHAPES],
+            shrink=("half",),
+            wrong={"without (1 − hv)²": {"square": False}},
+            each=True,
+            **MANY,
+        ),
         "causal": Statement(causal, {"A": "d d", **TOKENS}, SHAPES, start=SCORES, shrink=("b", "others"), **MANY),
         "angle_law": Statement(
             angle_law,

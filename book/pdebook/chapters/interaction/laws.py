@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.integrate import quad
 from torch import Tensor
+from torch.func import jvp
 
 from pdelab.formulas import attention, attention_weights, centres, diameter, longest, norm2
 from pdelab.integrators import RK4
@@ -100,6 +101,59 @@ def sample_bound(n: int, a, v, R) -> Tensor:
     return v * torch.exp(2 * a * R**2) * R / math.sqrt(n)
 
 
+# The slope of attention, and the states at which it is largest
+
+
+def slope_at(attend: Function, u: Tensor, direction: Tensor) -> float:
+    """max_i|δAtt_i| / max_j|δu_j| of any map of states (N, d) into states, in one direction."""
+    _, change = jvp(attend, (u,), (direction,))
+    return (longest(change) / longest(direction)).item()
+
+
+def steepest(x: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """N tokens of length 1 in the plane, A with ‖A‖ = x, and a direction of slope nearly x + √(1 + x²), V = I.
+
+    Token 0 is e₂ and the others are ±e₁, so that all their scores are 0; its own score is −x. N is odd.
+    """
+    side = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(n // 2)
+    zero, one = torch.zeros_like(side), torch.ones_like(side)
+    first = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)  # token 0 and where it is pushed
+    u = torch.cat([first[:1], torch.stack([side, zero], dim=-1)])
+    push = torch.stack([one, -x * side], dim=-1) / math.hypot(1, x)
+    return u, torch.diag(torch.tensor([x, -x], dtype=torch.float64)), torch.cat([first[1:], push])
+
+
+def read_turned(u: Tensor, angles: Tensor, a: Tensor | float) -> Tensor:
+    """What token 0 reads of the others with rotary positions, s_0j = a u_0ᵀR(α_j)u_j, V = I: (…, N, 2) → (…, 1, 2).
+
+    angles: (…, N − 1), one for each of the others.
+    """
+    query, keys = u[..., :1, :], u[..., 1:, :]
+    turned = torch.stack([-keys[..., 1], keys[..., 0]], dim=-1)
+    turned = angles.cos().unsqueeze(-1) * keys + angles.sin().unsqueeze(-1) * turned
+    scores = torch.as_tensor(a, dtype=u.dtype)[..., None, None] * (query @ turned.mT)
+    return scores.softmax(dim=-1) @ keys
+
+
+def turned_state(phi: float, x: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Three tokens of length 1, two angles and a direction of slope √(1 + 2x cos φ + x²) + x sin φ with a = x.
+
+    The angles are those of positions 0, 1, 2 that turn by θ = 2φ − π each, with W_QᵀW_K a rotation by π − 3φ.
+    """
+    u = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    angles = torch.tensor([-phi, phi - math.pi], dtype=torch.float64)
+    along, across = 1 + x * math.cos(phi), x * math.sin(phi)
+    direction = torch.tensor([[0.0, -1.0], [along, across], [along, -across]], dtype=torch.float64)
+    return u, angles, torch.nn.functional.normalize(direction, dim=-1)
+
+
+def turned_slope(x: float) -> tuple[float, float]:
+    """The largest √(1 + 2x cos φ + x²) + x sin φ, and its φ: above x + √(1 + x²), which is its value at φ = π/2."""
+    phi = np.linspace(0, math.pi / 2, 2001)
+    slopes = np.sqrt(1 + 2 * x * np.cos(phi) + x**2) + x * np.sin(phi)
+    return slopes.max().item(), phi[slopes.argmax()].item()
+
+
 # Random matrices
 
 
@@ -120,7 +174,18 @@ def largest_growth(matrix: Tensor) -> float:
     return torch.linalg.eigvals(matrix).real.max().item()
 
 
-# Contraction
+# Contraction and collapse
+
+
+def cubic_bound(delta: float, layers: Sequence[int], w: float) -> np.ndarray:
+    """δ_ℓ ≤ (√(w/4) δ_0)^{3^ℓ} / √(w/4), w = Σ_h a_hv_h: attention alone."""
+    root = math.sqrt(w / 4)
+    return (root * delta) ** (3.0 ** np.asarray(layers)) / root
+
+
+def algebraic_bound(delta: float, t: np.ndarray, w: float) -> np.ndarray:
+    """δ(t) ≥ δ_0/√(1 + ½w δ_0² t): with a skip connection."""
+    return delta / np.sqrt(1 + w * delta**2 * t / 2)
 
 
 def diameters(u: Tensor, A: Tensor, V: Tensor, layers: int) -> list[float]:
