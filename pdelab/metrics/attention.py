@@ -78,15 +78,21 @@ def _clean(P: Tensor, mask: Mask | None, heads: str, name: str = "P") -> Tensor:
     tolerance = max(1e-5, 4 * torch.finfo(P.dtype).eps)  # a row of half precision sums to one so far only
     half = P.dtype in (torch.float16, torch.bfloat16)
     P = precise(torch.where(_real(P, mask), P, torch.zeros_like(P)))
-    if not P.is_meta:
-        if not (P >= 0).all():
-            raise ValueError(f"{name} must be a softmax: it holds negative numbers or NaN")
-        off = mean_where((P.sum(-1) - 1).abs() > tolerance, _rows(P[..., 0], mask))
-        if off > 0:
-            raise ValueError(f"{name} must have rows that sum to 1 over the real keys; {off:.1%} of them do not")
+    check_rows(P, mask, name, tolerance)
     if half:  # or a KL could be negative
         P = P / P.sum(-1, keepdim=True).clamp(min=0.5)  # below ½ only in padded rows, which are zero
     return P.mean(dim=1, keepdim=True) if heads == "mean" else P
+
+
+def check_rows(P: Tensor, mask: Mask | None, name: str = "P", tolerance: float = 1e-5) -> None:
+    """Refuse rows of real queries that are no distribution; P is zero where there is padding."""
+    if P.is_meta:
+        return
+    if not (P >= 0).all():
+        raise ValueError(f"{name} must be a softmax: it holds negative numbers or NaN")
+    off = mean_where((P.sum(-1) - 1).abs() > tolerance, _rows(P[..., 0], mask))
+    if off > 0:
+        raise ValueError(f"{name} must have rows that sum to 1 over the real keys; {off:.1%} of them do not")
 
 
 def _pair(P: Tensor, Q: Tensor, mask: Mask | None, heads: str) -> tuple[Tensor, Tensor]:

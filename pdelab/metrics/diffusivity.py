@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from pdelab.field import Mask, check_mask, described, keep_real, positions, precise
-from pdelab.metrics.attention import check_maps
+from pdelab.field import Mask, check_mask, check_number, described, keep_real, positions, precise
+from pdelab.metrics.attention import check_maps, check_rows
 from pdelab.options import choose, flags, whole
 
 READINGS = ("moment", "weights", "constant")
@@ -75,6 +75,36 @@ def moment(P: Tensor, order: int, mask: Mask | None = None, *, absolute: bool = 
     r = _offsets(P[:, 0], mask)
     power = (r.abs() if absolute else r) ** order
     return (P * power.unsqueeze(1)).sum(-1)
+
+
+def heat_gap(P: Tensor, coefficient: float = 0.0, mask: Mask | None = None) -> Tensor:
+    """(sup|m|, ½ sup|s² − 2D|, sup c̄₃/6) over the tokens: (batch, head, 3). How far averaging is from a step of heat.
+
+    m, s² and c̄₃ are mean, variance and central absolute third moment of the distances x_j − x_i under the weights P_ij,
+    and D is the coefficient. For u on [0, 1] with u' = 0 at the ends and M_k = sup|u^(k)|,
+
+        sup|Pu − e^{D∂²}u| ≤ sup|m| M₁ + ½ sup|s² − 2D| M₂ + sup c̄₃ M₃/6 .
+
+    Over layers of a stack, whose weights may depend on place, layer and state, the gaps add up. For a residual layer
+    u + h(Pu − u) pass (1 − h)I + hP.
+
+    >>> shift = torch.eye(4).roll(1, 1)[:3]  # tokens 0 to 2 look one token further, a quarter of the length
+    >>> P = torch.cat([shift, torch.eye(4)[3:]]).reshape(1, 1, 4, 4)
+    >>> heat_gap(P).tolist()
+    [[[0.25, 0.0, 0.0]]]
+    """
+    check_number("coefficient", coefficient, 0, shape=())
+    P = _maps(P, mask)
+    check_rows(P, mask)
+    r = _offsets(P[:, 0], mask).unsqueeze(1)
+    mean = (P * r).sum(-1)  # (batch, head, token), zero at padding
+    away = (r - mean.unsqueeze(-1)).abs()
+    square, cube = ((P * away**k).sum(-1) for k in (2, 3))
+
+    apart = (square - 2 * coefficient).abs()
+    if mask is not None:
+        apart = torch.where(mask.unsqueeze(1), apart, torch.zeros_like(apart))
+    return torch.stack([mean.abs().amax(-1), apart.amax(-1) / 2, cube.amax(-1) / 6], dim=-1)
 
 
 # P2 eq 8 as printed: D_eff ∝ |∂_x P|² · Tr(∇_u FFN(u)) · σ²_att(x).

@@ -269,6 +269,7 @@ SEEN = dict.fromkeys(FLAWED, VISIBLE)
 ANY_KERNEL = dict.fromkeys(("not a softmax", "negative"), "the moment of any kernel") | SEEN
 TIMES = number(0.0)
 PER_FEATURE = dict.fromkeys(("list", "tensor shape"), "one per feature")
+PER_HEAD = dict.fromkeys(("list", "tensor shape"), "one per head")
 PER_EXAMPLE = {"tensor shape": "one per example, however many"}
 
 CALLS = {
@@ -602,6 +603,29 @@ CALLS = {
     "metrics.stability.basin_margin": call(
         stability.basin_margin, u=state(), strength=positive(1.0), growth=number(1.0), eps=positive(0.1), mask=padding()
     ),
+    "metrics.stability.diameter_margin": call(
+        stability.diameter_margin,
+        u=state(),
+        strength=positive(1.0),
+        growth=number(1.0),
+        eps=positive(0.1),
+        mask=padding(),
+    ),
+    "metrics.stability.bounded_margin": call(
+        stability.bounded_margin,
+        strength=positive(1.0, **PER_EXAMPLE),
+        values=positive(1.0, **PER_EXAMPLE),
+        network=positive(1.0, **PER_EXAMPLE),
+        leak=positive(1.0, **PER_EXAMPLE),
+    ),
+    "metrics.stability.push_constants": call(
+        stability.push_constants,
+        tokens=size(4),
+        values=positive(1.0, **PER_HEAD),
+        columns=number(1.0, -1.0, optional=True, list="one per head"),
+        network=positive(1.0),
+        leak=positive(1.0),
+    ),
     "metrics.stability.step_margin": call(
         stability.step_margin,
         dt=positive(0.1, **PER_EXAMPLE),
@@ -619,6 +643,7 @@ CALLS = {
         eps=positive(0.1),
         leak=positive(1.0),
         mask=padding(),
+        of=word("spread"),
     ),
     "metrics.stability.gradient_norms": call(
         stability.gradient_norms,
@@ -669,6 +694,9 @@ CALLS = {
         P=maps(MASKED, **ANY_KERNEL),
         order=size(2, 0),
         mask=padding(),
+    ),
+    "metrics.diffusivity.heat_gap": call(
+        diffusivity.heat_gap, P=maps(MASKED), coefficient=positive(0.1), mask=padding()
     ),
     "metrics.diffusivity.attention_variance": call(
         diffusivity.attention_variance, P=maps(MASKED, **ANY_KERNEL), reading=word("moment"), mask=padding()
@@ -1057,6 +1085,7 @@ UNCALLED = {
     "metrics.base.stacked": "the check itself",
     "metrics.attention.check_maps": "the check itself, called by every metric of maps",
     "metrics.budget.Budget": "a record",
+    "metrics.stability.PushConstants": "a record",
     "metrics.information.estimate": "records and the checks themselves; rows and permutation_test are called",
     "metrics.information.channel.Bounds": "a record",
     "evaluation.Evaluation": "a record",

@@ -13,6 +13,7 @@ from pdelab.metrics.diffusivity import (
     block_traces,
     diffusion_matrix,
     diffusivity,
+    heat_gap,
     largest_off_diagonal,
     moment,
     position_slope,
@@ -175,3 +176,45 @@ def test_what_is_no_jacobian_no_map_and_no_table_is_refused():
         position_slope(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"places must have 4 tokens"):
         printed_diffusivity(torch.ones(3, 2), torch.ones(1, 4, 2, 4, 2), torch.ones(1, 1, 4, 4) / 4)
+
+
+def test_a_stack_of_averages_stays_within_its_gap_of_heat_and_a_narrow_one_comes_close():
+    """Cosines on [0, 1] against e^{nD∂²}, whose rate for wave k is (πk)²D; rows of any kind, another in each layer."""
+    n, layers = 64, 4
+    x = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    distance = x - x.unsqueeze(1)
+    stacks = {
+        "narrow": [torch.exp(-(distance**2) * n**2 / 8).double() for _ in range(layers)],
+        "any": list(torch.rand(layers, n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 8),
+    }
+    for name, stack in stacks.items():
+        stack = [p / p.sum(-1, keepdim=True) for p in stack]
+        D = 2 / n**2 if name == "narrow" else 0.01
+        gap = sum(heat_gap(p.reshape(1, 1, n, n), D)[0, 0] for p in stack)
+        for k in (1, 2, 3):
+            u0 = torch.cos(k * math.pi * x)
+            u = u0
+            for p in stack:
+                u = p @ u
+            found = (u - math.exp(-((k * math.pi) ** 2) * D * layers) * u0).abs().max()
+            allowed = gap @ torch.tensor([(k * math.pi) ** j for j in (1, 2, 3)], dtype=torch.float64)
+            assert found <= allowed, (name, k)
+
+
+def test_the_gap_of_a_shift_is_its_length_and_that_of_two_neighbours_half_their_variance():
+    n = 8
+    shift = torch.eye(n, dtype=torch.float64).roll(1, 1)
+    shift[-1] = torch.eye(n, dtype=torch.float64)[-1]
+    close(heat_gap(shift.reshape(1, 1, n, n))[0, 0], torch.tensor([1 / n, 0.0, 0.0], dtype=torch.float64))
+    lazy = torch.eye(n, dtype=torch.float64)
+    lazy[3, 2], lazy[3, 4], lazy[3, 3] = 0.5, 0.5, 0.0
+    wanted = torch.tensor([0.0, 1 / (2 * n**2), 1 / (6 * n**3)], dtype=torch.float64)
+    close(heat_gap(lazy.reshape(1, 1, n, n))[0, 0], wanted)
+    close(heat_gap(lazy.reshape(1, 1, n, n), 1 / (2 * n**2))[0, 0, 1], 1 / (2 * n**2))  # the others stay where they are
+
+
+def test_the_gap_of_a_padded_sequence_is_that_of_the_sequence_alone():
+    mask = torch.tensor([[True] * 5 + [False] * 3])
+    P = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    P[..., :5, :5] = torch.rand(5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).softmax(-1)
+    close(heat_gap(P, 0.02, mask), heat_gap(P[..., :5, :5], 0.02))

@@ -112,7 +112,7 @@ def flow(start: Tensor, turn: Tensor, inner: Tensor, outer: Tensor, *, span: flo
 def _kept(start: Tensor, other: Tensor, inner: Tensor, outer: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
     """|h_L − h'_L|/|h_0 − h'_0| of h ← h + f_ℓ(h), f = κ W₂ tanh(W₁h)/(‖W₁‖‖W₂‖), and the κ_ℓ < 1.
 
-    Shapes: (batch,) and (batch, L). κ is an upper bound of the slope for all pairs of states, by the norms of the weights.
+    Shapes: (batch,) and (batch, L). κ bounds the slope for all pairs of states, by the norms of the weights.
     """
     kappa = torch.sigmoid(raw)
     both = torch.stack([start, other], dim=-1)  # (batch, d, 2)

@@ -1,7 +1,7 @@
 """What a skip keeps of the input in wide random stacks, forwards and backwards, beside the laws.  (P2 Theorem 3.4)
 
-residual_angles: how far trained layers turn their input, how far the bound of the worst case lets them, and what the law
-for branches at right angles says.
+residual_angles: how far trained layers turn their input, how far the bound of the worst case lets them, and what the
+law for branches at right angles says.
 """
 
 import math
