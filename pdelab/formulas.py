@@ -5,6 +5,7 @@ what arithmetic gives, so that the formulas can be used inside a flow or a searc
 are the faces that check what they are given.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -51,6 +52,36 @@ def longest(u: Tensor) -> Tensor:
 def diameter(u: Tensor) -> Tensor:
     """max_{i,k} |u_i − u_k|."""
     return torch.cdist(u, u, compute_mode="donot_use_mm_for_euclid_dist").amax(dim=(-2, -1))
+
+
+def averaging_growth(tokens: int) -> float:
+    """½(1 + √(N/2)), the largest Σ_i w_i·(Pw)_i for averages P (rows ≥ 0 of sum 1), Σ_i w_i = 0 and Σ_i|w_i|² = 1.
+
+    For even N, N ≥ 2; a little less for odd N.
+
+    >>> averaging_growth(8)
+    1.5
+    """
+    return (1 + math.sqrt(tokens / 2)) / 2
+
+
+def averaging_size(tokens: int) -> float:
+    """√(N/2), the largest √Σ_i|(Pw)_i − mean|² for the same P and w: how much averages may spread the tokens.
+
+    >>> averaging_size(8)
+    2.0
+    """
+    return math.sqrt(tokens / 2)
+
+
+def variance_share(tokens: Tensor | float, features: int) -> Tensor:
+    """χ = ½ min(1 − 1/N, d/(d + 1)): σ² ≤ χδ² for N tokens of d features, δ their diameter (Jung's theorem).
+
+    >>> [variance_share(n, 1).item() for n in (1, 2, 100)]
+    [0.0, 0.25, 0.25]
+    """
+    tokens = torch.as_tensor(tokens, dtype=None if isinstance(tokens, Tensor) else torch.float64)
+    return (1 - 1 / tokens).clamp(max=features / (features + 1)) / 2
 
 
 def per_example(values: Tensor) -> Tensor:

@@ -1,14 +1,15 @@
 """Does the field grow, do its tokens become one, do gradients reach the first layer? u: (batch, token, feature).
 
-How fast may the tokens move apart, and does stabilisation outweigh it? One-sided constants and the two margins of the
-stability theorem are values of each example: (batch,).
+How fast may the tokens move apart, and does stabilisation outweigh it? One-sided constants and the margins of the
+stability theorems are values of each example: (batch,).
 
 Energies are per token, E(u) = ½⟨u, u⟩ with ⟨u, v⟩ = (1/N) Σ_i u_i · v_i = ∫u·v dx, averaged over the batch; so a step
 from u to u⁺ changes the energy by exactly ⟨½(u⁺ + u), u⁺ − u⟩.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, centred, check_number, keep_real, mean_square, same_shape, token_mean
 from pdelab.metrics.base import aligned, clean, norm, per_layer, real_places
 from pdelab.metrics.jacobian import Map, logarithmic_norm
-from pdelab.options import choose, function, instance
+from pdelab.options import choose, function, instance, number, whole
 from pdelab.solver import Trajectory
 from pdelab.terms.base import Term
 
@@ -132,12 +133,101 @@ def basin_margin(
     return strength / variance.sqrt() - growth
 
 
+def diameter_margin(
+    u: Field, *, strength: float | Tensor, growth: float | Tensor, eps: float | Tensor, mask: Mask | None = None
+) -> Tensor:
+    """γ/√(χδ² + ε) − Λ of each example: (batch,), δ = max|u_i − u_k| and χ = ½ min(1 − 1/N, d/(d + 1)).
+
+    Above zero the diameter δ decays at least at this rate, for any mask and any number of tokens. growth is Λ, which
+    has no N in it: `push_constants`. Otherwise as `basin_margin`.
+
+    >>> u = torch.tensor([[[1.0], [3.0]]])
+    >>> diameter_margin(u, strength=2.0, growth=1.5, eps=0.0).item()
+    0.5
+    """
+    u = clean(u, mask)
+    _not_negative(u.shape[:1], strength=strength, eps=eps)
+    check_number("growth", growth, shape=u.shape[:1])
+    share = formulas.variance_share(real_places(u, mask).sum(dim=1).to(u.dtype), u.shape[-1])
+    variance = share * diameter(u, mask).square()
+    variance = variance + torch.as_tensor(eps, dtype=variance.dtype, device=variance.device)
+    return strength / variance.sqrt() - growth
+
+
+def bounded_margin(
+    *, strength: float | Tensor, values: float | Tensor, network: float | Tensor = 0.0, leak: float | Tensor = 0.0
+) -> float | Tensor:
+    """θ = γ + κ − ‖V‖ − f. Above zero LayerNorm as a rate, γ(LN(u) − u) for each token, bounds the field.
+
+    For u' = Att(u) + FFN(u) − κu + γ(LN(u) − u) with any mask, max_i|u_i| ends at most at (γR + f₀)/θ, where
+    |LN(z)| ≤ R and |FFN(z)| ≤ f|z| + f₀. values is ‖V‖, summed over the heads, and network f.
+
+    >>> bounded_margin(strength=2.0, values=1.5, network=1.0, leak=2.0)
+    1.5
+    """
+    _not_negative(("batch",), strength=strength, values=values, network=network, leak=leak)
+    return strength + leak - values - network
+
+
+class PushConstants(NamedTuple):
+    """What attention and a network may do: λ to the spread in a flow, K to it in a step, Λ to the diameter."""
+
+    growth: float
+    lipschitz: float
+    diameter: float
+
+
+def push_constants(
+    tokens: int,
+    values: float | Sequence[float] | Tensor,
+    *,
+    columns: float | Sequence[float] | Tensor | None = None,
+    network: float = 0.0,
+    leak: float = 0.0,
+) -> PushConstants:
+    """λ = f − κ + Σ_h min(√c_h, ½(1 + √(N/2)))‖V_h‖, K = f + Σ_h min(√c_h, √(N/2))‖V_h‖, Λ = f − κ + Σ_h‖V_h‖.
+
+    For F = Att + FFN − κu on N tokens, any scores and masks: ⟨u − μ, F(u) − F(μ)⟩ ≤ λσ², the spread of Att + FFN is at
+    most Kσ, and δ' ≤ Λδ. No N-free constant serves for λ or K. values: ‖V_h‖, one for each head; columns: c_h, the
+    largest column sum of each head's weights, if it is known; network: f, a Lipschitz constant of FFN; leak: κ.
+
+    >>> push_constants(8, [2.0, 1.0], network=1.0, leak=2.0)
+    PushConstants(growth=3.5, lipschitz=7.0, diameter=2.0)
+    """
+    tokens = whole("tokens", tokens)
+    norms = _per_head("values", values)
+    _not_negative((), network=network, leak=leak)
+    roots = [math.inf] * len(norms) if columns is None else [math.sqrt(c) for c in _per_head("columns", columns)]
+    if len(roots) != len(norms):
+        raise ValueError(f"columns must be {len(norms)} numbers, one for each head of values; not {len(roots)}")
+    grown, spread_by = (
+        sum(min(root, most) * norm for root, norm in zip(roots, norms, strict=True))
+        for most in (formulas.averaging_growth(tokens), formulas.averaging_size(tokens))
+    )
+    network, leak = float(network), float(leak)
+    return PushConstants(grown + network - leak, spread_by + network, sum(norms) + network - leak)
+
+
+def _per_head(name: str, given: float | Sequence[float] | Tensor) -> list[float]:
+    """Numbers of at least 0, one for each head, as a list; a single one is that of the only head."""
+    if isinstance(given, Tensor):
+        check_number(name, given, 0, shape=("heads",))
+        return given.flatten().tolist()
+    heads = list(given) if isinstance(given, list | tuple) else [given]
+    for one in heads:
+        number(name, one, 0)
+    if not heads:
+        raise ValueError(f"{name} must be one number for each head; not {given!r}")
+    return [float(one) for one in heads]
+
+
 def step_margin(
     *, dt: float, strength: float | Tensor, lipschitz: float | Tensor, eps: float | Tensor, leak: float = 0.0
 ) -> float | Tensor:
     """2 − Δt (γ/√ε + κ + K). Above zero an Euler step of u' = G(u) − κu + S cannot overshoot to a larger spread.
 
-    lipschitz is K, ‖G(u) − G(μ)‖ ≤ Kσ; leak is κ, 2 for P2 eq 5 and 6 together. With ε = 0 no step is small enough.
+    lipschitz is K, the spread of G(u) is at most Kσ; leak is κ, 2 for P2 eq 5 and 6 together. With ε = 0 no step is
+    small enough.
 
     >>> step_margin(dt=0.1, strength=1.0, lipschitz=5.0, eps=0.01)
     0.5
@@ -158,14 +248,17 @@ def euler_factor(
     eps: float | Tensor,
     leak: float = 0.0,
     mask: Mask | None = None,
+    of: str = "spread",
 ) -> Tensor:
     """q = max{1 − Δt(γ/√(σ² + ε) + κ − K), Δt(γ/√ε + κ + K) − 1} of each example: (batch,).
 
-    If q < 1, then σ_n ≤ qⁿ σ for Euler steps of u' = G(u) − κu + S from u, ‖G(v) − G(μ)‖ ≤ K‖v − μ‖.
+    If q < 1, then σ_n ≤ qⁿ σ for Euler steps of u' = G(u) − κu + S from u, where G keeps equal tokens equal and spreads
+    the others at most K times as far. of: "diameter" has χδ² for σ², and the same of δ_n: K = ‖V‖ + f.
     """
     u = clean(u, mask)
     _not_negative(u.shape[:1], dt=dt, lipschitz=lipschitz, leak=leak)
-    slow = 1 - dt * basin_margin(u, strength=strength, growth=lipschitz - leak, eps=eps, mask=mask)
+    margin = choose("of", of, {"spread": basin_margin, "diameter": diameter_margin})
+    slow = 1 - dt * margin(u, strength=strength, growth=lipschitz - leak, eps=eps, mask=mask)
     fast = 1 - step_margin(dt=dt, strength=strength, lipschitz=lipschitz, eps=eps, leak=leak)
     return torch.maximum(slow, torch.as_tensor(fast, dtype=slow.dtype, device=slow.device).expand_as(slow))
 

@@ -6,13 +6,25 @@ from hypothesis import given
 from systems import WIDTH, field, fields, layered, padded, seeded
 from torch import nn
 
-from pdelab import RK4, Diffusion, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
+from pdelab import (
+    RK4,
+    Diffusion,
+    Interaction,
+    LayerNormRate,
+    MasterEquation,
+    Reaction,
+    SpatialStabilization,
+    formulas,
+    solve,
+)
 from pdelab.field import laplacian_eigenvalues
 from pdelab.metrics.base import per_layer
 from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.metrics.stability import (
     basin_margin,
+    bounded_margin,
     diameter,
+    diameter_margin,
     energy,
     euler_factor,
     fluctuation,
@@ -21,6 +33,7 @@ from pdelab.metrics.stability import (
     growth_towards_mean,
     mean_energy,
     nonuniformity,
+    push_constants,
     spread,
     stable_rank,
     state_gradients,
@@ -275,6 +288,77 @@ def test_one_euler_step_meets_the_factor_at_both_ends_of_its_interval():
         q = euler_factor(u, dt=dt, **settings)
         after = solve(lambda v, s=sign: s * 0.5 * v + SpatialStabilization(1.0, 0.01)(v), u, steps=1, dt=dt).final
         close(spread(after) / spread(u), q, atol=1e-9)
+
+
+@given(u=fields())
+def test_the_variance_is_at_most_its_share_of_the_squared_diameter(u):
+    share = formulas.variance_share(u.shape[1], u.shape[2])
+    assert (spread(u) ** 2 <= share * diameter(u) ** 2 * (1 + 1e-12) + 1e-300).all()
+
+
+@pytest.mark.parametrize("features", [1, 2, 5])
+def test_corners_of_a_simplex_have_the_largest_variance(features):
+    """Corners of a regular simplex, in d of the d + 1 dimensions, some of them repeated: σ² = δ²d/(2(d + 1))."""
+    corners = torch.eye(features + 1, dtype=torch.float64)
+    basis = torch.linalg.svd(corners - corners.mean(dim=0))[2][:features]
+    u = (corners @ basis.T).repeat(3, 1).unsqueeze(0)
+    share = formulas.variance_share(u.shape[1], features)
+    close(spread(u) ** 2, share * diameter(u) ** 2)
+
+
+def test_the_diameter_margin_is_the_rate_at_which_two_tokens_meet():
+    """Two tokens have σ = δ/2, so for F = u nothing is lost: δ' = −margin·δ, and it is the basin margin."""
+    u = field(5, 2)
+    settings = {"strength": torch.linspace(2, 1, 5).double(), "growth": 1.0, "eps": 0.3}
+    close(basin_margin(u, **settings), diameter_margin(u, **settings))
+    many = field(5, 7)
+    assert (diameter_margin(many, **settings) <= basin_margin(many, **settings)).all()
+    q = euler_factor(u, dt=0.01, strength=1.0, lipschitz=0.5, eps=0.1, of="diameter")
+    close(euler_factor(u, dt=0.01, strength=1.0, lipschitz=0.5, eps=0.1), q)
+
+
+def test_padding_changes_no_diameter_margin():
+    sequences = [field(1, n, seed=n) for n in (6, 2, 3)]
+    u, mask = padded(sequences, (0, 4, 3))
+    settings = {"strength": 1.0, "growth": 0.5, "eps": 0.1}
+    close(torch.cat([diameter_margin(s, **settings) for s in sequences]), diameter_margin(u, mask=mask, **settings))
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 10, 64])
+def test_averages_reach_what_they_may_do_to_the_spread(tokens):
+    """Two leading tokens ±α, the others at ±β, each half attending to its leader: by brute force over α."""
+    half = tokens // 2
+    alpha = torch.linspace(1 / math.sqrt(tokens), math.sqrt(0.5), 2001, dtype=torch.float64)
+    beta = ((1 - 2 * alpha**2).clamp(min=0) / max(tokens - 2, 1)).sqrt()
+    product = 2 * alpha * (alpha + (half - 1) * beta)  # Σ w_i (Pw)_i, with (Pw)_i = ±α
+    assert product.max().item() == pytest.approx(formulas.averaging_growth(tokens), rel=1e-5)
+    w = torch.zeros(1, tokens, 1, dtype=torch.float64)
+    w[:, 0], w[:, half] = math.sqrt(0.5), -math.sqrt(0.5)
+    looked_at = torch.cat([w[:, :1].expand(1, half, 1), w[:, half : half + 1].expand(1, half, 1)], dim=1)
+    close(spread(looked_at) / spread(w), torch.tensor([formulas.averaging_size(tokens)], dtype=torch.float64))
+
+
+def test_push_constants_use_the_smaller_of_two_bounds_for_each_head():
+    found = push_constants(8, torch.tensor([2.0, 1.0]), columns=[1.0, 100.0], network=0.5, leak=2.0)
+    assert found.growth == pytest.approx(2 + 1.5 + 0.5 - 2)
+    assert found.lipschitz == pytest.approx(2 + 2 + 0.5)
+    assert found.diameter == pytest.approx(2 + 1 + 0.5 - 2)
+    with pytest.raises(ValueError, match="columns must be 2 numbers, one for each head"):
+        push_constants(8, [2.0, 1.0], columns=[1.0])
+    with pytest.raises(ValueError, match="values must be"):
+        push_constants(8, [])
+
+
+def test_layernorm_as_a_rate_bounds_the_field_above_its_margin_and_not_below():
+    """Equal tokens, V = v·1: |u|' = (v − γ)|u| + γ√d for tokens without a mean, exactly."""
+    u = torch.tensor([[[1.0, -1.0]] * 3], dtype=torch.float64)
+    norm = LayerNormRate(2, eps=0.0).double().requires_grad_(False)
+    for value, bounded in ((0.5, True), (1.5, False)):
+        margin = bounded_margin(strength=1.0, values=value)
+        run = solve(lambda v, a=value: a * v + norm(v), u, steps=2000, dt=0.01, integrator=RK4())
+        assert (margin > 0) == bounded
+        size = run.final.norm(dim=-1).max().item()
+        assert size == pytest.approx(math.sqrt(2) / margin, rel=1e-3) if bounded else size > 1e3
 
 
 def test_a_step_has_no_margin_without_eps_and_loses_it_where_zero_repels():
