@@ -9,7 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pdebook.chapters.interaction import laws
 from pdelab import Interaction, MasterEquation, Reaction, SharedOutputInteraction, solve
-from pdelab.formulas import attention_contraction, attention_weights, diameter
+from pdelab.formulas import attention, attention_contraction, attention_weights, diameter, norm2
+from pdelab.integrators import flow
 from pdelab.metrics.jacobian import jacobian
 from pdelab.seeds import normal
 
@@ -94,6 +95,41 @@ def test_does_the_printed_flow_with_identity_values_bring_all_tokens_together_as
     worst = max((d / (run.states[0] * (1 - dt * (1 - q)) ** n)).item() for n, d in enumerate(run.states))
     left = (run.states[-1] / run.states[0]).item()
     evidence("repair", holds=worst <= 1 + 1e-12 and left < 1e-3, fails=worst > 1 + 1e-6 or left > 0.5)
+
+
+@pytest.mark.claim("P2-eq5")
+def test_does_the_printed_flow_shrink_the_diameter_as_fast_as_the_bound_for_other_values(evidence):
+    """W_V = ±0.9 times a rotation, or any matrix of norm 3: whenever q < 1."""
+    found = []
+    for seed, size in ((0, 0.9), (1, 0.9), (2, 3.0), (3, 3.0)):
+        A, V = laws.matrices(seed, WIDTH)
+        V = size * (laws.orthogonal(seed, "values", width=WIDTH) if size < 1 else V)
+        u = tokens(seed=seed) * (0.3 if size > 1 else 0.5)
+        u = u / diameter(u) * (0.8 if size > 1 else 3.0)
+        q = size * attention_contraction(A, diameter(u)).item()
+        assert q < 1, "the theorem must speak of this start"
+        for T in (0.5, 4.0):
+            left = diameter(flow(lambda v, A=A, V=V: attention(v, A, V) - v, u, T=T, steps=200)) / diameter(u)
+            found.append(left.item() / math.exp(-(1 - q) * T))
+    evidence("repair", holds=max(found) <= 1, fails=max(found) > 1 + 1e-6)
+
+
+@pytest.mark.claim("P2-eq5")
+def test_does_the_flow_without_minus_u_keep_as_much_of_the_diameter_as_the_bound(evidence):
+    """Values that push tokens together, V = −I and −V Vᵀ; two opposite tokens come within a hundredth of the bound."""
+    found = []
+    for seed in range(4):
+        A, V = laws.matrices(seed, WIDTH)
+        V = -torch.eye(WIDTH, dtype=torch.float64) if seed % 2 else -V @ V.T
+        u = tokens(seed=seed)
+        for T in (1.0, 30.0):
+            left = diameter(flow(lambda v, A=A, V=V: attention(v, A, V), u, T=T, steps=2000)).item()
+            found.append(left / laws.algebraic_bound(diameter(u).item(), T, norm2(A).item() * norm2(V).item()))
+    one, pair = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)
+    near = diameter(flow(lambda v: attention(v, one, -one), pair, T=100.0, steps=2000)).item()
+    found.append(near / laws.algebraic_bound(2.0, 100.0, 1.0))
+    assert found[-1] < 1.01, "the bound must be within reach"
+    evidence("repair", holds=min(found) >= 1, fails=min(found) < 1 - 1e-6)
 
 
 # P1-eq9-11 and P2-eq19: several heads
