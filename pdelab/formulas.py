@@ -232,65 +232,68 @@ def balanced(W1: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
 def reaction_constants(
     W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0, scales: Constants[Tensor] | None = None
 ) -> Constants[Tensor]:
-    """K = ‖cW₂W₁ − κ‖ + r‖W₂T⁻¹‖‖TW₁‖ and λ = λ_max(c sym(W₂W₁) + ½r(W₁ᵀT²W₁ + W₂T⁻²W₂ᵀ)) − κ, any diagonal T > 0.
+    """λ = λ_max(sym G + ½r(A + B)), λ₋ = λ_min(sym G − ½r(A + B)) and K = λ_max[[rB, G], [Gᵀ, rA]].
 
-    λ₋ = λ_min(c sym(W₂W₁) − ½r(W₁ᵀT²W₁ + W₂T⁻²W₂ᵀ)) − κ, with sym(M) = ½(M + Mᵀ).
+    G = cW₂W₁ − κ, A = W₁ᵀT²W₁, B = W₂T⁻²W₂ᵀ, sym M = ½(M + Mᵀ): bounds for every diagonal matrix T > 0.
     slopes: s₋ and s₊, the least and the largest slope of φ; c and r are the middle and half the width of [s₋, s₊].
     scales: s of each of the three, (…, hidden), for t_k² = e^{s_k}|c_k|/|w_k|; 0 if not given. `reaction_scales` finds
         good ones; for a derivative with respect to the weights they may be held fixed.
     """
-    least, most = slopes
-    middle, radius = (most + least) / 2, (most - least) / 2
-    P, Q = balanced(W1, W2)
+    look = _Slopes(W1, W2, slopes, leak)
     if scales is None:
-        scales = Constants(*3 * (torch.zeros_like(P[..., 0]),))
-
-    product = middle * (Q @ P)
-    linear = (product + product.mT) / 2
-    eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    TP, QT = _scaled(P, Q, scales.lipschitz)
+        scales = Constants(*3 * (torch.zeros_like(look.P[..., 0]),))
     return Constants(
-        lower=torch.linalg.eigvalsh(linear - radius * _squares(P, Q, scales.lower))[..., 0] - leak,
-        upper=torch.linalg.eigvalsh(linear + radius * _squares(P, Q, scales.upper))[..., -1] - leak,
-        lipschitz=norm2(product - leak * eye) + radius * norm2(QT) * norm2(TP),
+        lower=-torch.linalg.eigvalsh(look.rate(scales.lower, -1))[..., -1],
+        upper=torch.linalg.eigvalsh(look.rate(scales.upper, 1))[..., -1],
+        lipschitz=torch.linalg.eigvalsh(look.norm(scales.lipschitz))[..., -1],
     )
 
 
 @torch.no_grad()
-def reaction_scales(W1: Tensor, W2: Tensor, slopes: tuple[float, float], steps: int = 100) -> Constants[Tensor]:
+def reaction_scales(
+    W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float = 0.0, steps: int = 50
+) -> Constants[Tensor]:
     """Scales s for `reaction_constants` that make K and λ small and λ₋ large: (…, hidden) each.
 
-    All three are convex in s. Adam goes down from s = 0; the best scales on its way are kept, and those of T = t·1 with
-    t² = ‖W₂‖/‖W₁‖ if they are better: with these the constants are never worse than those with the product ‖W₂‖‖W₁‖.
-    steps: of Adam, with two eigenvalue problems of size d for each constant; 0 compares s = 0 and T = t·1 only.
+    All three are convex in s. Adam goes down from s = 0; the best scales on its way are kept, or those of T = t·1 with
+    t² = ‖W₂‖/‖W₁‖ if they are better: so K is never worse than s₊‖W₂‖‖W₁‖ + κ.
+    steps: of Adam, each with eigenvalue problems of sizes d, d and 2d; 0 compares s = 0 and T = t·1 only.
     """
-    least, most = slopes
-    middle, radius = (most + least) / 2, (most - least) / 2
-    P, Q = balanced(W1, W2)
-    product = middle * (Q @ P)
-    linear = (product + product.mT) / 2
-
-    def rate(s: Tensor, sign: int, heat: float) -> tuple[Tensor, Tensor]:
-        top, at_P, at_Q = _top(sign * linear + radius * _squares(P, Q, s), heat, *_scaled(P, Q, s))
-        return top, at_P - at_Q
-
-    def norms(s: Tensor, heat: float) -> tuple[Tensor, Tensor]:
-        TP, QT = _scaled(P, Q, s)
-        (first, at_P, _), (second, _, at_Q) = (_top(M, heat, TP, QT) for M in (TP.mT @ TP, QT @ QT.mT))
-        tiny = torch.finfo(P.dtype).tiny
-        relative = at_P / first.clamp(min=tiny).unsqueeze(-1) - at_Q / second.clamp(min=tiny).unsqueeze(-1)
-        return first * second, relative
-
+    look = _Slopes(W1, W2, slopes, leak)
     rows, columns = W1.norm(dim=-1), W2.norm(dim=-2)
     used = (rows > 0) & (columns > 0)
     inner, outer = (norm2(torch.where(used.unsqueeze(dim), W, torch.zeros_like(W))) for W, dim in ((W1, -1), (W2, -2)))
-    even = (outer / inner).log().unsqueeze(-1) - (columns / rows).log()
+    even = (outer.log() - inner.log()).unsqueeze(-1) - (columns.log() - rows.log())
     even = torch.where(used, even, torch.zeros_like(even))  # T = t·1, seen from s = 0
     return Constants(
-        lower=_descend(partial(rate, sign=-1), even, steps),
-        upper=_descend(partial(rate, sign=1), even, steps),
-        lipschitz=_descend(norms, even, steps),
+        lower=_descend(partial(look.rate, sign=-1), look.P, look.Q, even, steps),
+        upper=_descend(partial(look.rate, sign=1), look.P, look.Q, even, steps),
+        lipschitz=_descend(look.norm, look.P, look.Q, even, steps),
     )
+
+
+class _Slopes:
+    """The symmetric matrices whose largest eigenvalues are λ, −λ₋ and K, for scales s (…, hidden)."""
+
+    def __init__(self, W1: Tensor, W2: Tensor, slopes: tuple[float, float], leak: float):
+        least, most = slopes
+        self.radius = (most - least) / 2
+        self.P, self.Q = balanced(W1, W2)
+        eye = torch.eye(W1.shape[-1], dtype=W1.dtype, device=W1.device)
+        self.G = (most + least) / 2 * self.Q @ self.P - leak * eye
+
+    def squares(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """rA and rB."""
+        TP, QT = _scaled(self.P, self.Q, s)
+        return self.radius * TP.mT @ TP, self.radius * QT @ QT.mT
+
+    def rate(self, s: Tensor, sign: int) -> Tensor:
+        A, B = self.squares(s)
+        return (sign * (self.G + self.G.mT) + A + B) / 2
+
+    def norm(self, s: Tensor) -> Tensor:
+        A, B = self.squares(s)
+        return torch.cat([torch.cat([B, self.G], dim=-1), torch.cat([self.G.mT, A], dim=-1)], dim=-2)
 
 
 def _scaled(P: Tensor, Q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,40 +302,34 @@ def _scaled(P: Tensor, Q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return P * root.unsqueeze(-1), Q / root.unsqueeze(-2)
 
 
-def _squares(P: Tensor, Q: Tensor, s: Tensor) -> Tensor:
-    """½(Pᵀe^sP + Qe^{−s}Qᵀ)."""
-    TP, QT = _scaled(P, Q, s)
-    return (TP.mT @ TP + QT @ QT.mT) / 2
+def _descend(matrix: Callable[[Tensor], Tensor], P: Tensor, Q: Tensor, other: Tensor, steps: int) -> Tensor:
+    """The s with the smallest λ_max(matrix(s)) on the way of Adam down from 0, or `other`.
 
-
-def _top(M: Tensor, heat: float, TP: Tensor, QT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """λ_max(M), and ⟨x, Xx⟩ for the rows x of TP and the columns x of QT, X a smooth stand-in for its eigenvector.
-
-    X has the eigenvectors of M with weights e^{λ/h}, h being `heat` times the width of the spectrum: at the best scales
-    the largest eigenvalue is a multiple one, and a single eigenvector would jump about.
+    The slope is that of a smooth stand-in, a mean of the eigenvectors with weights e^{λ/h} and h falling from 0.1 to
+    0.002 of the spectrum's width: at the best scales the largest eigenvalue is a multiple one, and its vector jumps.
     """
-    values, vectors = torch.linalg.eigh(M)
-    width = (values[..., -1:] - values[..., :1]).clamp(min=torch.finfo(M.dtype).tiny)
-    weights = ((values - values[..., -1:]) / (heat * width)).softmax(dim=-1).unsqueeze(-2)
-    at_P, at_Q = ((x @ vectors).square() * weights for x in (TP, QT.mT))
-    return values[..., -1], at_P.sum(dim=-1), at_Q.sum(dim=-1)
-
-
-def _descend(look: Callable[..., tuple[Tensor, Tensor]], other: Tensor, steps: int) -> Tensor:
-    """The best s on the way of Adam down from 0, or `other`; look(s, heat=…) gives the value (…) and a slope (…, hidden)."""
-    s = torch.zeros_like(other)
+    d, tiny = P.shape[-1], torch.finfo(P.dtype).tiny
+    s, best = torch.zeros_like(other), other
+    least = torch.linalg.eigvalsh(matrix(other))[..., -1]
     mean, square = torch.zeros_like(s), torch.zeros_like(s)
-    best, least = other, look(other, heat=1.0)[0]
 
     for n in range(steps + 1):
         cooled = n / max(steps, 1)
-        value, slope = look(s, heat=0.1 * 0.02**cooled)
-        better = value <= least
-        best, least = torch.where(better.unsqueeze(-1), s, best), torch.where(better, value, least)
+        values, vectors = torch.linalg.eigh(matrix(s))
+        top = values[..., -1]
+        best = torch.where((top <= least).unsqueeze(-1), s, best)
+        least = torch.minimum(top, least)
+
+        width = (values[..., -1:] - values[..., :1]).clamp(min=tiny)
+        weights = ((values - values[..., -1:]) / (0.1 * 0.02**cooled * width)).softmax(dim=-1).unsqueeze(-2)
+        TP, QT = _scaled(P, Q, s)
+        # the last d entries belong to v, the first d to the output: the same ones for λ
+        seen = (TP @ vectors[..., -d:, :]).square() - (QT.mT @ vectors[..., :d, :]).square()
+        slope = (seen * weights).sum(dim=-1)
 
         mean, square = 0.9 * mean + 0.1 * slope, 0.99 * square + 0.01 * slope.square()
         size = (square / (1 - 0.99 ** (n + 1))).sqrt()
-        size = size + 1e-8 * size.amax(dim=-1, keepdim=True) + torch.finfo(s.dtype).tiny
+        size = size + 1e-8 * size.amax(dim=-1, keepdim=True) + tiny
         s = s - 0.3 * 0.01**cooled * mean / (1 - 0.9 ** (n + 1)) / size
     return best
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_state, described, positions
-from pdelab.formulas import Constants, keep_real, reaction_constants
+from pdelab.formulas import Constants, keep_real, reaction_constants, reaction_scales
 from pdelab.options import choose, flags, function, whole
 from pdelab.terms.base import Term
 
@@ -67,12 +67,27 @@ class Reaction(Term):
         return -keep_real(u, mask) if self.leak else None
 
     @torch.no_grad()
-    def constants(self) -> Constants[float]:
-        """λ₋, λ and K of `reaction_constants` for these weights, as numbers; κ = 1 with a leak, else 0."""
+    def constants(self, steps: int = 50) -> Constants[float]:
+        """λ₋, λ and K of `reaction_constants` for these weights, with a good T for each; κ = 1 with a leak, else 0.
+
+        The bounds hold for every T. They stay the same if units of ReLU are rescaled, w_k, b_k → ρw_k, ρb_k and
+        c_k → c_k/ρ, which changes nothing that the network does.
+        steps: how long a good T is looked for; 0 takes the first guess, for networks with very many features.
+
+        >>> term = Reaction(1, 1, activation="tanh", leak=True)
+        >>> for layer in (term.inner, term.outer): _ = layer.weight.data.fill_(1.0)
+        >>> [round(x, 6) for x in term.constants()]  # R(u) = tanh u − u: its slopes fill (−1, 0]
+        [-1.0, 0.0, 1.0]
+        """
+        steps = whole("steps", steps, least=0)
         slopes = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
         inner, outer = self.inner.weight.double(), self.outer.weight.double()
-        lower, upper, lipschitz = reaction_constants(inner, outer, slopes, float(self.leak))
-        return Constants(lower.item(), upper.item(), lipschitz.item())
+        if not torch.isfinite(inner.norm() * outer.norm()):
+            raise ValueError("the weights must be finite, and not too large, for the term to have constants")
+
+        weights = inner, outer, slopes, float(self.leak)
+        lower, upper, lipschitz = (x.item() for x in reaction_constants(*weights, reaction_scales(*weights, steps)))
+        return Constants(max(lower, -lipschitz), min(upper, lipschitz), lipschitz)
 
 
 class Rectified(Term):

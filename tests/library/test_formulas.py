@@ -19,6 +19,7 @@ from pdelab.formulas import (
     norm2,
     per_example,
     reaction_constants,
+    reaction_scales,
     size,
     spread,
 )
@@ -71,7 +72,9 @@ def test_the_network_and_its_constants_are_those_of_the_term(activation):
     W1, b1, W2 = term.inner.weight, term.inner.bias, term.outer.weight
     torch.testing.assert_close(feed_forward(U, W1, b1, W2, term.activation, leak=1.0), term(U))
 
-    batched = reaction_constants(W1.expand(4, -1, -1), W2.expand(4, -1, -1), SLOPES[activation], leak=1.0)
+    weights = W1.expand(4, -1, -1), W2.expand(4, -1, -1)
+    scales = reaction_scales(*weights, SLOPES[activation], 1.0)
+    batched = reaction_constants(*weights, SLOPES[activation], 1.0, scales)
     for one, several in zip(term.constants(), batched, strict=True):
         assert several.tolist() == [pytest.approx(one)] * 4
 

@@ -6,6 +6,7 @@ from systems import WIDTH, field, padded, seeded
 
 from pdelab import Reaction
 from pdelab.field import positions
+from pdelab.formulas import reaction_constants, reaction_scales
 from pdelab.terms.reaction import ACTIVATIONS, SLOPES
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "tanh": torch.tanh}
@@ -13,6 +14,13 @@ FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "tanh": torch
 
 def reaction(**options):
     return seeded(lambda: Reaction(WIDTH, 7, **options), spread=0.5)
+
+
+def with_weights(inner, outer):
+    term = Reaction(inner.shape[1], len(inner)).double().requires_grad_(False)
+    term.inner.weight.copy_(inner)
+    term.outer.weight.copy_(outer)
+    return term
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -92,17 +100,76 @@ def test_the_slopes_are_the_tightest_bounds_of_difference_quotients(activation):
     assert least - 1e-9 <= far.min() <= far.max() <= most + 1e-9
 
 
-def test_the_constants_of_one_unit_are_its_extreme_slopes():
-    """d = m = 1 with W₂W₁ = 2: slopes between 2s₋ and 2s₊, and 1 less with a leak."""
-    for activation, (least, most) in SLOPES.items():
-        for leak in (False, True):
-            term = Reaction(1, 1, activation=activation, leak=leak)
-            term.inner.weight.data.fill_(-1.0)
-            term.outer.weight.data.fill_(-2.0)
-            found = term.constants()
-            assert found == pytest.approx((2 * least - leak, 2 * most - leak, 2 * most + leak))
+def one_unit(inner, outer, **options):
+    term = Reaction(1, 1, **options).requires_grad_(False)
+    term.inner.weight.fill_(inner)
+    term.outer.weight.fill_(outer)
+    return term
 
 
-def test_the_leak_lowers_both_rates_by_one_and_raises_the_lipschitz_bound_by_one():
+@pytest.mark.parametrize("leak", [False, True])
+@pytest.mark.parametrize(("activation", "slopes"), SLOPES.items())
+def test_the_constants_of_one_unit_are_its_extreme_slopes(activation, slopes, leak):
+    """d = m = 1 with W₂W₁ = ±2: slopes between 2s₋ and 2s₊ or their negatives, and 1 less with a leak."""
+    for sign in (-1, 1):
+        lower, upper = sorted(sign * 2 * slope - leak for slope in slopes)
+        found = one_unit(-1.0, -2.0 * sign, activation=activation, leak=leak).constants()
+        assert found == pytest.approx((lower, upper, max(-lower, upper)), abs=1e-12)
+
+
+def test_the_leak_lowers_both_rates_by_one_and_changes_the_lipschitz_bound_by_at_most_one():
     plain, leaking = reaction().constants(), reaction(leak=True).constants()
-    assert leaking == pytest.approx((plain.lower - 1, plain.upper - 1, plain.lipschitz + 1))
+    assert leaking[:2] == pytest.approx((plain.lower - 1, plain.upper - 1))
+    assert abs(leaking.lipschitz - plain.lipschitz) <= 1 + 1e-12
+    assert -leaking.lipschitz <= leaking.lower <= leaking.upper <= leaking.lipschitz
+
+
+def test_units_that_lead_nowhere_do_not_count():
+    """w_k = 0 or c_k = 0: the scales of such a unit could be made better for ever."""
+    inner, outer = (layer.weight.detach() for layer in (reaction().inner, reaction().outer))
+    none, some = torch.zeros(1, WIDTH).to(inner), torch.ones(1, WIDTH).to(inner)
+    others = with_weights(torch.cat([inner, none, some]), torch.cat([outer, some.T, none.T], dim=1))
+    assert others.constants() == pytest.approx(with_weights(inner, outer).constants(), rel=1e-9)
+    for pair in ((0 * inner, outer), (inner, 0 * outer), (0 * inner, 0 * outer)):
+        assert with_weights(*pair).constants() == (0, 0, 0)
+
+
+def test_the_constants_do_not_depend_on_gradients_modes_or_precision():
+    term = reaction()
+    expected = term.constants()
+    assert term.requires_grad_(True).constants() == expected
+    with torch.inference_mode():
+        assert term.constants() == expected
+    assert term.float().constants() == pytest.approx(expected, rel=1e-5)
+    assert all(parameter.grad is None for parameter in term.parameters())
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-12, 1e12, 1e150])
+def test_the_constants_follow_the_size_of_the_weights(scale):
+    W1, W2 = (layer.weight.detach() for layer in (reaction().inner, reaction().outer))
+    expected = with_weights(W1, W2).constants()
+    for inner, outer in ((scale, 1.0), (1.0, scale), (scale, 1 / scale)):
+        found = with_weights(inner * W1, outer * W2).constants()
+        assert found == pytest.approx([inner * outer * x for x in expected], rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
+def test_weights_without_constants_are_refused(value):
+    term = one_unit(1.0, 1.0).double()
+    for layer in (term.inner, term.outer):
+        layer.weight.fill_(value)
+    with pytest.raises(ValueError, match="the weights must be finite"):
+        term.constants()
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, "many", None, torch.nan])
+def test_steps_that_are_no_number_are_refused(steps):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 0"):
+        reaction().constants(steps)
+
+
+def test_the_constants_are_differentiable_in_the_weights():
+    term = seeded(lambda: Reaction(3, 5).double(), 2)
+    W1, W2 = (layer.weight.detach().requires_grad_(True) for layer in (term.inner, term.outer))
+    scales = reaction_scales(W1, W2, SLOPES["gelu"], 1.0)
+    assert torch.autograd.gradcheck(lambda a, b: reaction_constants(a, b, SLOPES["gelu"], 1.0, scales), (W1, W2))

@@ -1,7 +1,8 @@
 """An adversary against what the book proves of R[u] = W₂ φ(W₁ u + b₁) − κu.  (P2 eq 6; P1 eq 12-13)
 
 Scores of inequalities measure what the weights add to the linear part −κu: a network of zeros attains each bound, so
-that a plain ratio would be 1 without any search. κ is called leak, T is 1, and λ₋, λ and K are the library's.
+that a plain ratio would be 1 without any search. κ is called leak, the time T is 1, and λ₋, λ and K are the library's.
+They hold for any diagonal matrix T > 0, t_k² = e^{s_k}|c_k|/|w_k|: the adversary chooses s, too.
 """
 
 import math
@@ -13,7 +14,7 @@ from torch.func import jvp
 from pdebook.chapters.reaction.laws import clock_error, merging_law, traces, tug_of_war, well
 from pdebook.evidence.adversary import Statement, attack
 from pdelab import formulas
-from pdelab.formulas import Constants, attention, centred, feed_forward, norm2, reaction_constants, spread
+from pdelab.formulas import Constants, attention, centred, feed_forward, reaction_constants, spread
 from pdelab.integrators import flow
 from pdelab.metrics.jacobian import logarithmic_norm
 from pdelab.seeds import derive, normal, stream
@@ -30,11 +31,17 @@ def network(z: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, activation: str, leak
 
 
 def constants(
-    W1: Tensor, W2: Tensor, activation: str, leak: float, *, least: float = 1.0, most: float = 1.0
+    W1: Tensor, W2: Tensor, s: Tensor, activation: str, leak: float, *, c: float = 1.0, r: float = 1.0
 ) -> Constants:
-    """λ₋, λ and K; `least` and `most` multiply the least and the largest slope of φ."""
+    """λ₋, λ and K with the scales s; `c` and `r` multiply the middle and half the width of the slopes of φ."""
     low, high = SLOPES[activation]
-    return reaction_constants(W1, W2, (least * low, most * high), leak)
+    middle, radius = c * (high + low) / 2, r * (high - low) / 2
+    return reaction_constants(W1, W2, (middle - radius, middle + radius), leak, Constants(s, s, s))
+
+
+def unit(W1: Tensor, W2: Tensor, activation: str) -> Tensor:
+    """K of the network without −κu, at s = 0: unlike ‖W₂‖‖W₁‖ it stays as it is if units are rescaled."""
+    return reaction_constants(W1, W2, SLOPES[activation]).lipschitz
 
 
 def shrunk(rate: Tensor, factor: float, leak: float) -> Tensor:
@@ -42,7 +49,7 @@ def shrunk(rate: Tensor, factor: float, leak: float) -> Tensor:
     return factor * (rate + leak) - leak
 
 
-# Two tokens z and w, v = z − w their difference; the excess over a bound is in units of ω = ‖W₂‖‖W₁‖
+# Two tokens z and w, v = z − w their difference
 
 
 def difference(z: Tensor) -> Tensor:
@@ -60,44 +67,44 @@ def along(z: Tensor, R: Tensor) -> Tensor:
     return (v * difference(R)).sum(dim=-1) / v.square().sum(dim=-1)
 
 
-def lipschitz(z, W1, b1, W2, *, activation, leak) -> Tensor:
-    """|R(z) − R(w)| ≤ K|z − w|."""
-    K = constants(W1, W2, activation, leak).lipschitz
+def lipschitz(z, W1, b1, W2, s, *, activation, leak, c=1.0, r=1.0) -> Tensor:
+    """|R(z) − R(w)| ≤ K|z − w|, K = λ_max[[rB, G], [Gᵀ, rA]]: G = cW₂W₁ − κ, A = W₁ᵀT²W₁, B = W₂T⁻²W₂ᵀ, any T > 0."""
+    K = constants(W1, W2, s, activation, leak, c=c, r=r).lipschitz
     R = network(z, W1, b1, W2, activation, leak)
-    return (length(R) / length(z) - leak) / (K - leak)
+    return 1 + (length(R) / length(z) - K) / unit(W1, W2, activation)
 
 
-def upper(z, W1, b1, W2, *, activation, leak, least=1.0, most=1.0) -> Tensor:
-    """⟨z − w, R(z) − R(w)⟩ ≤ λ|z − w|²."""
-    rate = constants(W1, W2, activation, leak, least=least, most=most).upper
+def upper(z, W1, b1, W2, s, *, activation, leak, c=1.0, r=1.0) -> Tensor:
+    """⟨z − w, R(z) − R(w)⟩ ≤ λ|z − w|², λ = λ_max(sym G + ½r(A + B))."""
+    rate = constants(W1, W2, s, activation, leak, c=c, r=r).upper
     R = network(z, W1, b1, W2, activation, leak)
-    return 1 + (along(z, R) - rate) / (norm2(W1) * norm2(W2))
+    return 1 + (along(z, R) - rate) / unit(W1, W2, activation)
 
 
-def lower(z, W1, b1, W2, *, activation, leak, least=1.0, most=1.0) -> Tensor:
-    """⟨z − w, R(z) − R(w)⟩ ≥ λ₋|z − w|²."""
-    rate = constants(W1, W2, activation, leak, least=least, most=most).lower
+def lower(z, W1, b1, W2, s, *, activation, leak, c=1.0, r=1.0) -> Tensor:
+    """⟨z − w, R(z) − R(w)⟩ ≥ λ₋|z − w|², λ₋ = λ_min(sym G − ½r(A + B))."""
+    rate = constants(W1, W2, s, activation, leak, c=c, r=r).lower
     R = network(z, W1, b1, W2, activation, leak)
-    return 1 + (rate - along(z, R)) / (norm2(W1) * norm2(W2))
+    return 1 + (rate - along(z, R)) / unit(W1, W2, activation)
 
 
-def separation(z, W1, b1, W2, *, activation, leak, upper=1.0, lower=1.0) -> Tensor:
+def separation(z, W1, b1, W2, s, *, activation, leak, upper=1.0, lower=1.0) -> Tensor:
     """e^{λ₋T}|v(0)| ≤ |v(T)| ≤ e^{λT}|v(0)|."""
-    rates = constants(W1, W2, activation, leak)
+    rates = constants(W1, W2, s, activation, leak)
     end = flow(lambda u: network(u, W1, b1, W2, activation), z, leak=leak)
     rate = (length(end) / length(z)).log()
 
     above = rate - shrunk(rates.upper, upper, leak)
     below = shrunk(rates.lower, lower, leak) - rate
-    return 1 + torch.maximum(above, below) / (norm2(W1) * norm2(W2))
+    return 1 + torch.maximum(above, below) / unit(W1, W2, activation)
 
 
-def step(z, W1, b1, W2, *, activation, leak, dt=0.5) -> Tensor:
+def step(z, W1, b1, W2, s, *, activation, leak, dt=0.5, lower=1.0) -> Tensor:
     """|v⁺| ≥ (1 + Δtλ₋)|v| for one Euler step."""
-    rate = constants(W1, W2, activation, leak).lower
+    rate = shrunk(constants(W1, W2, s, activation, leak).lower, lower, leak)
     after = z + dt * network(z, W1, b1, W2, activation, leak)
     kept = length(after) / length(z)
-    return 1 + (rate - (kept - 1) / dt) / (norm2(W1) * norm2(W2))
+    return 1 + (rate - (kept - 1) / dt) / unit(W1, W2, activation)
 
 
 # Sizes and spreads along a flow; the excess over a bound is in units of what λ allows more than −κ
@@ -108,9 +115,9 @@ def allowed(rate: Tensor, start: Tensor, push: Tensor) -> Tensor:
     return rate.exp() * start + push * formulas.growth(rate)
 
 
-def growth(z, W1, b1, W2, *, activation, leak, rate=1.0, push=1.0) -> Tensor:
+def growth(z, W1, b1, W2, s, *, activation, leak, rate=1.0, push=1.0) -> Tensor:
     """|u_i(T)| ≤ e^{λT}|u_i(0)| + |R(0)|(e^{λT} − 1)/λ."""
-    fastest = constants(W1, W2, activation, leak).upper.unsqueeze(-1)
+    fastest = constants(W1, W2, s, activation, leak).upper.unsqueeze(-1)
     size = z.norm(dim=-1)
     at_zero = network(torch.zeros_like(z[:, :1]), W1, b1, W2, activation).norm(dim=-1)
 
@@ -120,9 +127,9 @@ def growth(z, W1, b1, W2, *, activation, leak, rate=1.0, push=1.0) -> Tensor:
     return (1 + excess / unit).amax(dim=-1)
 
 
-def floor(z, W1, b1, W2, g, *, activation, leak, rate=1.0, push=1.0) -> Tensor:
+def floor(z, W1, b1, W2, s, g, *, activation, leak, rate=1.0, push=1.0) -> Tensor:
     """σ(T) ≤ e^{λT}σ(0) + φ(e^{λT} − 1)/λ, φ the spread of a g(x) that differs from token to token."""
-    fastest = constants(W1, W2, activation, leak).upper
+    fastest = constants(W1, W2, s, activation, leak).upper
     sigma, phi = spread(z), spread(g)
 
     end = spread(flow(lambda u: network(u, W1, b1, W2, activation) + g, z, leak=leak))
@@ -214,6 +221,7 @@ def trace(seed: int, *, draws=2000, half=1.0) -> Tensor:
 
 WEIGHTS = {"W1": "m d /m", "b1": "m", "W2": "d m /m"}
 PAIR = {"z": "n d"} | WEIGHTS
+SCALED = PAIR | {"s": "m"}
 SIZES = [{"n": 2, "d": d, "m": m} for d, m in ((1, 1), (2, 2), (3, 6))]
 LEAKS = {"leak": (0.0, 1.0)}
 ALL = {"activation": ("gelu", "relu", "tanh")} | LEAKS
@@ -222,14 +230,14 @@ SMOOTH = {"activation": ("gelu", "tanh")} | LEAKS  # where RK4 is exact enough f
 run = attack(
     "attack_reaction",
     {
-        "lipschitz": Statement(lipschitz, PAIR, SIZES, ALL),
-        "upper": Statement(upper, PAIR, SIZES, ALL, shrink=("least", "most")),
-        "lower": Statement(lower, PAIR, SIZES, ALL, shrink=("least", "most")),
-        "separation": Statement(separation, PAIR, SIZES, SMOOTH, shrink=("upper", "lower"), steps=25),
-        "step": Statement(step, PAIR, SIZES, ALL),
-        "growth": Statement(growth, PAIR, SIZES, SMOOTH, shrink=("rate", "push"), steps=25),
+        "lipschitz": Statement(lipschitz, SCALED, SIZES, ALL, shrink=("c", "r"), each=True),
+        "upper": Statement(upper, SCALED, SIZES, ALL, shrink=("c", "r"), each=True),
+        "lower": Statement(lower, SCALED, SIZES, ALL, shrink=("c", "r"), each=True),
+        "separation": Statement(separation, SCALED, SIZES, SMOOTH, shrink=("upper", "lower"), steps=25),
+        "step": Statement(step, SCALED, SIZES, ALL, shrink=("lower",)),
+        "growth": Statement(growth, SCALED, SIZES, SMOOTH, shrink=("rate", "push"), steps=25),
         "floor": Statement(
-            floor, PAIR | {"g": "n d"}, [{"n": 4, "d": 2, "m": 3}], SMOOTH, shrink=("rate", "push"), steps=60
+            floor, SCALED | {"g": "n d"}, [{"n": 4, "d": 2, "m": 3}], SMOOTH, shrink=("rate", "push"), steps=60
         ),
         "kinks": Statement(
             kinks,

@@ -6,17 +6,19 @@ attention pulls the other way: closed forms, and the small systems that they spe
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from pdebook.evidence.systems import randomised
 from pdelab.field import Field
-from pdelab.formulas import feed_forward
+from pdelab.formulas import Constants, feed_forward, norm2
 from pdelab.integrators import flow
 from pdelab.seeds import normal, stream
 from pdelab.terms.interaction import Interaction
-from pdelab.terms.reaction import Reaction
+from pdelab.terms.reaction import ACTIVATIONS, SLOPES, Reaction
 
 WIDTH, HIDDEN = 32, 128
 
@@ -36,6 +38,52 @@ def with_weights(inner: Tensor, outer: Tensor, *, activation: str = "tanh", leak
     made.inner.weight.copy_(inner)
     made.outer.weight.copy_(outer)
     return made
+
+
+# Constants
+
+
+def slopes_of(term: Reaction) -> tuple[float, float]:
+    """s₋ and s₊ of its activation."""
+    return next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(term.activation, kind))
+
+
+def product_constants(term: Reaction) -> Constants[float]:
+    """λ = c μ(W₂W₁) + r‖W₂‖‖W₁‖ − κ, λ₋ the same with −μ(−·) and −r, K = s₊‖W₂‖‖W₁‖ + κ: from the norms alone.
+
+    The library's `Reaction.constants` are never worse, and do not change if units are rescaled.
+    """
+    least, most = slopes_of(term)
+    inner, outer = term.inner.weight.double(), term.outer.weight.double()
+    omega, both = (norm2(inner) * norm2(outer)).item(), outer @ inner
+    rates = torch.linalg.eigvalsh((both + both.mT) / 2).tolist()
+    middle, radius, leak = (most + least) / 2, (most - least) / 2, float(term.leak)
+    return Constants(
+        lower=middle * rates[0] - radius * omega - leak,
+        upper=middle * rates[-1] + radius * omega - leak,
+        lipschitz=most * omega + leak,
+    )
+
+
+def vertex_constants(term: Reaction, hidden_most: int = 12) -> Constants[float]:
+    """λ₋, λ and K of all W₂ΘW₁ − κ with slopes Θ_kk in [s₋, s₊], exactly: each is attained at one of 2^m vertices."""
+    inner, outer = term.inner.weight.double(), term.outer.weight.double()
+    if len(inner) > hidden_most:
+        raise ValueError(f"the term must have at most {hidden_most} hidden units for all vertices; not {len(inner)}")
+    vertices = torch.tensor(list(product(slopes_of(term), repeat=len(inner))), dtype=torch.float64)
+    J = outer * vertices.unsqueeze(1) @ inner - float(term.leak) * torch.eye(inner.shape[1], dtype=torch.float64)
+    rates = torch.linalg.eigvalsh((J + J.mT) / 2)
+    return Constants(rates.min().item(), rates.max().item(), norm2(J).max().item())
+
+
+def rescaled(term: Reaction, factors: Tensor) -> Reaction:
+    """A copy with w_k, b_k → ρ_k w_k, ρ_k b_k and c_k → c_k/ρ_k, ρ_k > 0: for ReLU the same function."""
+    copy = deepcopy(term)
+    copy.inner.weight.data.mul_(factors.to(term.inner.weight).unsqueeze(-1))
+    if copy.inner.bias is not None:
+        copy.inner.bias.data.mul_(factors.to(term.inner.bias))
+    copy.outer.weight.data.div_(factors.to(term.outer.weight))
+    return copy
 
 
 # The Jacobian at random weights

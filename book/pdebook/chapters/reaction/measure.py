@@ -4,19 +4,31 @@ Constants are bounded, sampled and hunted for; the layers of a trained Transform
 ones.  (P2 eq 6; P1 eq 12-13)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pdebook.chapters.reaction.laws import HIDDEN, WIDTH, gaussian, traces, tug_of_war, two_crowds
-from pdebook.evidence.adversary import ascend
+from pdebook.chapters.reaction.laws import (
+    HIDDEN,
+    WIDTH,
+    gaussian,
+    product_constants,
+    rescaled,
+    slopes_of,
+    traces,
+    tug_of_war,
+    two_crowds,
+)
+from pdebook.evidence.adversary import Start, ascend
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.stacks import slope
 from pdebook.evidence.trained import TASKS, build, fit, look
 from pdebook.ledger.record import Figures, Result
 from pdelab.field import Field
+from pdelab.formulas import Constants
 from pdelab.integrators import RK4, Euler, Heun
 from pdelab.metrics.jacobian import lipschitz, logarithmic_norm
 from pdelab.seeds import normal, stream
@@ -24,6 +36,7 @@ from pdelab.solver import solve
 from pdelab.status import Status
 from pdelab.terms.reaction import Reaction
 
+Score = Callable[..., Tensor]
 SCHEMES = {"Euler": Euler, "Heun": Heun, "RK4": RK4}
 ORDER_STEPS = (8, 16, 32, 64, 128)
 PULLS = (0.2, 0.4, 0.8, 1.6)
@@ -33,8 +46,8 @@ GAIN = 2.0
 # How steep does it get?
 
 
-def steepest(term: Reaction, seed: int, *, batch: int = 64, steps: int = 200, size: float = 1.0) -> tuple[float, float]:
-    """The largest |R(z + v) − R(z − v)|/2|v| and ⟨v, R(z + v) − R(z − v)⟩/2|v|² that ascent over z and v finds.
+def secants(term: Reaction, seed: int, batch: int, size: float) -> tuple[Start, Score, Score]:
+    """Starts z and v for an ascent, |R(z + v) − R(z − v)|/2|v| and ⟨v, R(z + v) − R(z − v)⟩/2|v|².
 
     Secants, since the Lipschitz constant is their supremum and since ‖J(u)‖ of ReLU has no gradient to climb.
     """
@@ -52,12 +65,55 @@ def steepest(term: Reaction, seed: int, *, batch: int = 64, steps: int = 200, si
         rate, v = change(z, v)
         return (rate * v).sum(dim=-1) / v.square().sum(dim=-1)
 
+    return start, length, along
+
+
+def steepest(term: Reaction, seed: int, *, batch: int = 64, steps: int = 200, size: float = 1.0) -> tuple[float, float]:
+    """The largest |R(z) − R(w)|/|z − w| and ⟨z − w, R(z) − R(w)⟩/|z − w|² that ascent over pairs of states finds."""
+    start, length, along = secants(term, seed, batch, size)
     return ascend(length, start, steps=steps).max().item(), ascend(along, start, steps=steps).max().item()
 
 
+def hunted(term: Reaction, seed: int, *, batch: int = 64, steps: int = 200, size: float = 1.0) -> Constants[float]:
+    """What an adversary finds of λ₋, λ and K: `steepest`, and the least rate along the difference of two states."""
+    start, _, along = secants(term, seed, batch, size)
+    lowest = ascend(lambda z, v: -along(z, v), start, steps=steps).max().item()
+    lipschitz, upper = steepest(term, seed, batch=batch, steps=steps, size=size)
+    return Constants(-lowest, upper, lipschitz)
+
+
+def any_slopes(term: Reaction, seed: int, *, starts: int = 32, rounds: int = 25) -> Constants[float]:
+    """λ₋, λ and K that some diagonal Θ with entries in [s₋, s₊] gives W₂ΘW₁ − κ, whether or not two states have it.
+
+    Directions x and v, and slopes, in turn, each the best for the other: the slope of unit k is the largest if
+    (c_k·x)(w_k·v) > 0, else the least. No bound that knows of the slopes alone can be better than this.
+    """
+    least, most = slopes_of(term)
+    inner, outer = term.inner.weight.double(), term.outer.weight.double()
+    eye = torch.eye(term.width, dtype=torch.float64)
+
+    def matrix(x: Tensor, v: Tensor) -> Tensor:
+        gain = (x @ outer) * (v @ inner.mT)
+        return outer * torch.where(gain > 0, most, least).unsqueeze(-2) @ inner - float(term.leak) * eye
+
+    def rate(sign: int) -> float:
+        v = normal(seed, "slopes", size=(starts, term.width))
+        for _ in range(rounds):
+            J = matrix(sign * v, v)
+            values, vectors = torch.linalg.eigh(sign * (J + J.mT) / 2)
+            v = vectors[..., -1]
+        return sign * values[..., -1].max().item()
+
+    x, v = normal(seed, "slopes", "both", size=(2, starts, term.width))
+    for _ in range(rounds):
+        U, values, Vh = torch.linalg.svd(matrix(x, v))
+        x, v = U[..., 0], Vh[..., 0, :]
+    return Constants(rate(-1), rate(1), values[..., 0].max().item())
+
+
 def constants_found(term: Reaction, u: Field, seed: int, *, steps: int = 200) -> Figures:
-    """Beside the bounds on K and λ: the largest of ‖J‖ and μ(J) at the tokens u (token, 1, feature), and by ascent."""
-    bound = term.constants()
+    """Beside the bounds by the norms: the largest ‖J‖ and μ(J) at the tokens u (token, 1, feature), and by ascent."""
+    bound = product_constants(term)
     size = u.square().mean().sqrt().item()
     found_K, found_rate = steepest(term, seed, steps=steps, size=size)
     return {
@@ -163,19 +219,22 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
 # A trained Transformer
 
 
+@torch.no_grad()
+def feed_forward_parts(model, examples) -> list[tuple[Reaction, Field]]:
+    """The feed-forward part of every layer, and the inputs that it gets: (token, feature)."""
+    parts = []
+    for u, equation in zip(look(model, examples).states, model.equation.equations, strict=False):
+        attention, reaction = equation.terms
+        tokens = reaction.norm(u + attention(u)).flatten(0, 1)  # what the network sees in a pre-LayerNorm block
+        parts.append((reaction.term, tokens))
+    return parts
+
+
 def layers_found(model, examples, seed: int) -> Figures:
     """`constants_found` and the traces for the feed-forward part of every layer, at the inputs that it gets."""
-    with torch.no_grad():
-        states = look(model, examples).states
-
     found: dict[str, list[float]] = {}
-    for number, (u, equation) in enumerate(zip(states, model.equation.equations, strict=False)):
-        attention, reaction = equation.terms
-        with torch.no_grad():
-            tokens = reaction.norm(u + attention(u)).flatten(0, 1)  # what the network sees in a pre-LayerNorm block
+    for number, (network, tokens) in enumerate(feed_forward_parts(model, examples)):
         pick = torch.randperm(len(tokens), generator=stream(seed, "pick", number))[:64]
-
-        network = reaction.term
         blocks = constants_found(network, tokens[pick].unsqueeze(1), seed, steps=100)
         active = (network.inner(tokens) > 0).to(tokens)
         trace = active @ (network.outer.weight.T * network.inner.weight).sum(dim=1)
@@ -186,13 +245,54 @@ def layers_found(model, examples, seed: int) -> Figures:
     return found
 
 
-@experiment("reactions_trained", Scale.SMOKE, Scale.BOOK)
-def trained(scale: Scale, seed: int, work: Workplace) -> Result:
-    """Lipschitz constants and traces of the feed-forward layers of a trained Transformer, and of the untrained one."""
+def bounds_found(model, examples, seed: int) -> Figures:
+    """For the feed-forward part of every layer: the bounds with a good T, those by the norms, and what is found.
+
+    found: by an adversary over pairs of states; slopes: by one over the slopes of the units, whether or not two states
+    have them. rescaled: of the same network with its units rescaled by factors e^{2ξ}, ξ standard normal.
+    """
+    found: dict[str, list[float]] = {}
+    for number, (network, tokens) in enumerate(feed_forward_parts(model, examples)):
+        network = deepcopy(network).double()
+        size = tokens.square().mean().sqrt().item()
+        best, norms = network.constants(), product_constants(network)
+        pairs, slopes = hunted(network, seed, steps=200, size=size), any_slopes(network, seed)
+
+        factors = (2 * normal(seed, "rescaled", number, size=(len(network.inner.weight),))).exp()
+        other = rescaled(network, factors)
+        tokens = tokens.double().unsqueeze(0)
+        apart = (other(tokens) - network(tokens)).norm() / network(tokens).norm()
+        other_best, other_norms = other.constants(), product_constants(other)
+        layer = {
+            "K bound": best.lipschitz,
+            "K norms": norms.lipschitz,
+            "K found": pairs.lipschitz,
+            "K slopes": slopes.lipschitz,
+            "λ bound": best.upper,
+            "λ norms": norms.upper,
+            "λ found": pairs.upper,
+            "λ slopes": slopes.upper,
+            "λ₋ bound": best.lower,
+            "λ₋ norms": norms.lower,
+            "λ₋ found": pairs.lower,
+            "λ₋ slopes": slopes.lower,
+            "rescaled K bound": other_best.lipschitz,
+            "rescaled K norms": other_norms.lipschitz,
+            "rescaled λ bound": other_best.upper,
+            "rescaled λ norms": other_norms.upper,
+            "rescaled output, distance": apart.item(),
+        }
+        for key, value in layer.items():
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def measured(name: str, look_at: Callable[..., Figures], scale: Scale, seed: int, work: Workplace) -> Result:
+    """look_at(model, examples, seed) of a Transformer trained on digits and, as a control, of the untrained one."""
     task = TASKS["images"][scale]
     data = task.load(seed)
     model, record = fit("transformer", task, data, seed, work)
-    common = {"experiment": "reactions_trained", "configuration": task.configuration(), "scale": scale, "seed": seed}
+    common = {"experiment": name, "configuration": task.configuration(), "scale": scale, "seed": seed}
     if record.status == Status.DIVERGED:
         stopped = record.stopped_at or record.step
         return Result(**common, status=Status.DIVERGED, figures={}, diverged={"transformer": stopped})
@@ -203,6 +303,18 @@ def trained(scale: Scale, seed: int, work: Workplace) -> Result:
     return Result(
         **common,
         status=Status.FINISHED,
-        figures={"accuracy": record.accuracy, **layers_found(model, probe, seed)},
-        controls={f"untrained {key}": value for key, value in layers_found(before, probe, seed).items()},
+        figures={"accuracy": record.accuracy, **look_at(model, probe, seed)},
+        controls={f"untrained {key}": value for key, value in look_at(before, probe, seed).items()},
     )
+
+
+@experiment("reactions_trained", Scale.SMOKE, Scale.BOOK)
+def trained(scale: Scale, seed: int, work: Workplace) -> Result:
+    """Lipschitz constants and traces of the feed-forward layers of a trained Transformer, and of the untrained one."""
+    return measured("reactions_trained", layers_found, scale, seed, work)
+
+
+@experiment("reactions_bounds", Scale.SMOKE, Scale.BOOK)
+def bounds(scale: Scale, seed: int, work: Workplace) -> Result:
+    """Bounds on the constants of trained feed-forward layers beside what adversaries find; also with rescaled units."""
+    return measured("reactions_bounds", bounds_found, scale, seed, work)
