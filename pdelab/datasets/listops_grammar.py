@@ -47,6 +47,8 @@ GRAMMARS = _with_and_without_sum(
     Grammar("listops-arena", OPERATORS, max_depth=10, max_arguments=10, min_length=500, max_length=2000),
     # P2 says "length 1000" and no more: here the Arena's trees of at most 1000 tokens.
     Grammar("listops-1000", OPERATORS, max_depth=10, max_arguments=10, min_length=500, max_length=1001),
+    # The Arena's trees of about 128 tokens: long, and short enough to be learned on a CPU.
+    Grammar("listops-128", OPERATORS, max_depth=10, max_arguments=10, min_length=96, max_length=161),
     # Bare digits are left out: among the published trees, each kept once, there can be ten of them at most.
     Grammar("listops-original", OPERATORS, max_depth=20, max_arguments=5, min_length=1),
     Grammar("listops-260", OPERATORS, max_depth=6, max_arguments=6, min_length=60, max_length=260),

@@ -375,7 +375,7 @@ def test_an_interrupted_training_leaves_no_result(monkeypatch, digits):
 
 
 def test_paper_sizes_are_the_papers():
-    for name in ("images", "listops"):  # P2's; P1's have a test of their own
+    for name in ("images", "listops", "listops128"):  # P2's; P1's have a test of their own
         task = TASKS[name][Scale.PAPER]
         assert (task.width, task.depth, task.heads, task.hidden, task.settings.batch) == (128, 6, 4, 512, 32)
 
@@ -470,7 +470,8 @@ def test_five_seeds_are_recorded_with_the_settings_of_now(name):
 
 @pytest.mark.parametrize(
     ("name", "task"),
-    [("tables", "layers")] + [(f"reference-{task}", task) for task in ("images", "listops", "rows", "text")],
+    [("tables", "layers"), ("listops128", "listops128")]
+    + [(f"reference-{task}", task) for task in ("images", "listops", "rows", "text")],
 )
 def test_what_is_recorded_at_paper_size_has_the_settings_of_now_or_says_what_was_cut(name, task):
     """`watch` apart: a look changes no training."""

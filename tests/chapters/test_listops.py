@@ -16,6 +16,7 @@ from pdebook.evidence.experiment import Scale, Workplace
 from pdebook.evidence.trained import TASKS, build, fit, look
 from pdebook.ledger.claims import read_claims
 from pdebook.ledger.record import Store
+from pdelab.datasets.listops_grammar import GRAMMARS, mean_length
 from pdelab.metrics.similarity import cosine, fidelity
 from pdelab.solver import Trajectory
 from pdelab.status import Status
@@ -364,3 +365,24 @@ def test_the_nearest_profile_is_chosen_by_its_worst_layer(monkeypatch):
     trained_, before = result.figures["scale1-step3/profile"], result.controls["scale1-step3/untrained_profile"]
     assert trained_ != before
     assert fidelity_sweep.nearest({}) == {}
+
+
+def test_expressions_of_about_128_tokens_are_the_arenas_at_the_width_of_the_paper(monkeypatch):
+    task = TASKS["listops128"][Scale.PAPER]
+    grammar, arena = GRAMMARS[task.data], GRAMMARS["listops-arena"]
+    assert replace(grammar, name=arena.name, min_length=500, max_length=2000) == arena
+    assert mean_length(grammar) == pytest.approx(128, abs=2)
+    limit = task.diffusion * (1 / task.depth) * (grammar.max_length - 1) ** 2
+    assert limit == pytest.approx(TASKS["listops"][Scale.BOOK].diffusion / 6 * 32**2, rel=0.02)  # as at the book's size
+
+    short = replace(TASKS["listops128"][Scale.SMOKE], settings=TASK.settings)
+    monkeypatch.setitem(TASKS["listops128"], Scale.PAPER, short)
+    result = reference.listops128("paper", 0, Workplace(steps=8))
+    assert result.experiment == "listops128"
+    assert result.configuration["cut"] == "8 of 40 training steps"
+    for kind in ("printed", "bare", "earlier"):
+        assert len(result.figures[f"{kind}/cosine"]) == short.depth + 1
+        assert f"untrained_{kind}/overall_cosine" in result.controls
+    assert "best/overall_cosine" in result.figures
+    assert {"copy/overall_cosine", "position_mean/overall_cosine", "affine/overall_cosine"} <= result.controls.keys()
+    assert not any(key.startswith(("other/", "shuffled/", "diffusion_only/")) for key in result.figures)

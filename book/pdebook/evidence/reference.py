@@ -18,10 +18,13 @@ Beside them stand
 claims are held against, since neither says which simulator it used.
 
 For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a tenth
-of the steps: each would be another training of hours. `rows` and `text` are P1's: its simulators in the readings
-`earlier` and `linear`, and beside the comparisons the gradients of every layer during training and the loss under noise
-on the input (`sensitivity`). `text` adds what each layer knows about the labels during training (`information_labels`);
-at paper size it leaves out `shuffled`, and (c) has a third of the steps.
+of the steps: each would be another training of hours. `listops128`, expressions of about 128 tokens, has one simulator
+more: it is of P2's width, and short enough that all of its 3,000 steps are done.
+
+`rows` and `text` are P1's: its simulators in the readings `earlier` and `linear`, and beside the comparisons the
+gradients of every layer during training and the loss under noise on the input (`sensitivity`). `text` adds what each
+layer knows about the labels during training (`information_labels`); at paper size it leaves out `shuffled`, and (c) has
+a third of the steps.
 """
 
 import math
@@ -48,7 +51,7 @@ from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction
 
 SIMULATORS = ("printed", "bare", "earlier", "diffusion_only")
-AT_PAPER = SIMULATORS[:2]
+AT_PAPER = {"images": SIMULATORS[:2], "listops": SIMULATORS[:2], "listops128": SIMULATORS[:3]}
 MATCHED = ("printed", "bare")  # the simulators of protocols (b) and (c)
 OF_P1 = ("earlier", "linear")
 BEST = {  # of the similarities that the papers print; a NaN stays one
@@ -159,7 +162,7 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
     data = task.load(seed)
     p1, long = name in ("rows", "text"), scale is Scale.PAPER and name != "rows"
     share = SHARES[p1] if long else 1
-    simulators = OF_P1 if p1 else AT_PAPER if long else SIMULATORS
+    simulators = OF_P1 if p1 else AT_PAPER[name] if long else SIMULATORS
     others = () if long and not p1 else ("other",)
     watching = None
     if name == "text":
@@ -184,7 +187,8 @@ def _reference(name: str, scale: Scale, seed: int, work: Workplace) -> Result:
         information_labels.add(found, OF_P1)
         known |= {"information": information_labels.DEFINITIONS, "deciding": list(information_labels.DECIDING)}
         known |= {"informed_by": len(watching.examples)}
-    return found.result(f"reference-{name}", task, scale, seed, **known, **task.cut_of(full))
+    made = name if name == "listops128" else f"reference-{name}"
+    return found.result(made, task, scale, seed, **known, **task.cut_of(full))
 
 
 def _models(
@@ -328,6 +332,12 @@ def images(scale: Scale, seed: int, work: Workplace) -> Result:
 def listops(scale: Scale, seed: int, work: Workplace) -> Result:
     """A trained Transformer beside simulators trained apart, with its weights, and distilled, on ListOps."""
     return _reference("listops", scale, seed, work)
+
+
+@experiment("listops128", Scale.SMOKE, Scale.PAPER, cuts=True)
+def listops128(scale: Scale, seed: int, work: Workplace) -> Result:
+    """The same as reference-listops, on expressions of about 128 tokens at P2's width: two CPU hours a seed."""
+    return _reference("listops128", scale, seed, work)
 
 
 @experiment("reference-rows", *Scale, cuts=True)

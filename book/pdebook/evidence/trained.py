@@ -4,6 +4,7 @@ A task is a data set with the size of its models and the settings of their train
 
 - `images`: digits, a row of pixels per token; at paper size MNIST, a pixel per token, tested on 500 images
 - `listops`: short expressions without SM; at paper size 1,000 tokens, SM among the operators
+- `listops128`: at paper size expressions of about 128 tokens, SM among the operators, P2's width and depth
 - `rows`, `layers` (for P1): digits, a row of pixels per token; at paper size MNIST, 28 rows
 - `text` (for P1): synthetic topics; at paper size 20 Newsgroups, with P1's four layers, width 128, batches of 32 and
   five epochs
@@ -153,6 +154,15 @@ TASKS: dict[str, dict[Scale, Task]] = {
         Scale.BOOK: Task("listops-32-nosm", _settings(1_500, rate=3e-3), {"train": 100_000, "test": 2_000}),
         Scale.PAPER: Task(
             "listops-1000", _settings(5_000, batch=32, checkpoint_every=20), {"train": 96_000, "test": 2_000}, **_PAPER
+        ),
+    },
+    "listops128": {
+        Scale.SMOKE: Task("listops-16", _settings(40, batch=32), {"train": 1_000, "test": 200}, depth=2, width=16),
+        Scale.PAPER: Task(
+            "listops-128",
+            _settings(3_000, batch=32, checkpoint_every=50),
+            {"train": 96_000, "test": 2_000},
+            **_PAPER | {"diffusion": 4e-6},  # DΔt/Δx² = 0.017 for 160 tokens
         ),
     },
     "rows": {
