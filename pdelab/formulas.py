@@ -152,17 +152,15 @@ def norm2(matrix: Tensor) -> Tensor:
 # Tokens on the circle
 
 
-def circle_rate(theta: Tensor, beta: Tensor | float, v: Tensor | float = 1.0, *, causal: bool = False) -> Tensor:
+def circle_rate(theta: Tensor, beta: float, v: float = 1.0, *, causal: bool = False) -> Tensor:
     """θ_i' = v Σ_j p_ij sin(θ_j − θ_i), p_i = softmax_j(β cos(θ_j − θ_i)), over j ≤ i only if causal: (…, token).
 
     It is u_i' = (I − u_iu_iᵀ) Att(u)_i with A = βI and V = vI for tokens u_i = (cos θ_i, sin θ_i).
     """
-    apart = theta.unsqueeze(-2) - theta.unsqueeze(-1)  # (…, i, j): θ_j − θ_i
-    scores = beta * apart.cos()
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=theta.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    return v * (scores.softmax(dim=-1) * apart.sin()).sum(dim=-1)
+    u = torch.stack([theta.cos(), theta.sin()], dim=-1)
+    eye = torch.eye(2, dtype=theta.dtype, device=theta.device)
+    x, y = (attention_weights(u, beta * eye, causal=causal) @ u).unbind(dim=-1)
+    return v * (theta.cos() * y - theta.sin() * x)
 
 
 def circle_kernel(cells: int, beta: float, v: float, like: Tensor) -> tuple[Tensor, Tensor]:

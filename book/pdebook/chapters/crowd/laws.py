@@ -1,0 +1,141 @@
+"""The crowd: attention as a field made by a law of tokens; its constants, its limit, and the circle in closed form.
+
+Att[μ](q) = V ∫ e^{qᵀAy} y μ(dy) / ∫ e^{qᵀAy} μ(dy). Laws here are atoms y (…, atom, d) with masses (…, atom); equal
+masses are tokens. Everywhere x = ‖A‖R², where all atoms and queries lie in the ball of radius R.
+"""
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.special import ive
+from torch import Tensor
+
+from pdelab.formulas import centres, growth
+
+# The field
+
+
+def read(q: Tensor, y: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """Att[μ](q) for queries q (…, m, d) and a law of atoms y (…, n, d) with masses (…, n), equal unless given.
+
+    causal: query i reads the atoms j ≤ i only, which is no function of the law.
+    """
+    scores = q @ A @ y.mT  # (…, m, n)
+    if mass is not None:
+        scores = scores + mass.log().unsqueeze(-2)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(dim=-1) @ y @ V.mT
+
+
+def law_part(x: Tensor, p: float, root: float = 1.0, exponent: float = 1.0) -> Tensor:
+    """√(1+x²) e^{2x/p} for p ≥ 2 and (1+2x) e^{2x} for p = 1: what a unit of W_p does to the field, for ‖V‖ = 1."""
+    steep = 1 + 2 * x if p == 1 else (1 + x**2).sqrt()
+    return root * steep * torch.exp(exponent * 2 * x / p)
+
+
+def rate_of(a, v, R, p: float = math.inf, f=0.0, **parts: float) -> Tensor:
+    """K_p = v(x + √(1+x²) e^{2x/p}) + f, x = aR²; parts: factors of x, of the root and of its exponent."""
+    x = a * R**2
+    first = parts.pop("x_part", 1.0)
+    return v * (first * x + law_part(x, p, **parts)) + f
+
+
+def reach(R, b, T, f0=0.0) -> Tensor:
+    """R_T = e^{bT}R + f₀(e^{bT} − 1)/b: how far a token that starts in the ball of radius R can be at time T."""
+    return torch.exp(b * T) * R + f0 * growth(b, T)
+
+
+# Layers and samples
+
+
+def layers_bound(K, M, K_t, T, layers: int) -> Tensor:
+    """½(M + K_t/K)(e^{KT} − 1) T/L: Euler's error after L layers, whatever the number of tokens."""
+    return (M + K_t / K) * torch.expm1(K * T) * T / (2 * layers)
+
+
+def noise_bound(n: int, x, v, R, exponent: float = 1.0) -> Tensor:
+    """e^{2x} v R √(N+3)/N: bounds √E|Att[μ^N](u_i) − Att[μ](u_i)|² for N independent tokens, the query one of them."""
+    return torch.exp(exponent * 2 * x) * v * R * math.sqrt(n + 3) / n
+
+
+def largest_noise_bound(n: int, x, v, R, root: float = 1.0) -> Tensor:
+    """2e^{2x} v R [1/N + √(2/N)(1 + √ln 2N)]: bounds E max_i|Att[μ^N](u_i) − Att[μ](u_i)|."""
+    return 2 * torch.exp(2 * x) * v * R * (1 / n + root * math.sqrt(2 / n) * (1 + math.sqrt(math.log(2 * n))))
+
+
+def chance_of_distance_one(n: int) -> float:
+    """P(W_∞(μ^N, μ) = 1) for μ = ½δ_0 + ½δ_e, |e| = 1: all samples but those with N/2 tokens at each atom."""
+    return 1.0 if n % 2 else 1 - math.exp(math.lgamma(n + 1) - 2 * math.lgamma(n / 2 + 1) - n * math.log(2))
+
+
+def transport_cost(y: Tensor, z: Tensor) -> float:
+    """W_1 of two clouds of equal weights, (n, d) and (m, d), m a multiple of n: the best assignment, exactly."""
+    copies = y.repeat_interleave(len(z) // len(y), dim=0)
+    if y.shape[1] == 1:
+        return (copies.flatten().sort().values - z.flatten().sort().values).abs().mean().item()
+    cost = torch.cdist(copies, z, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    rows, columns = linear_sum_assignment(cost)
+    return float(cost[rows, columns].mean())
+
+
+# On the circle
+
+
+def mode_rate(k, beta: float, v: float = 1.0) -> np.ndarray:
+    """λ_k = v k² I_k(β) / (β I_0(β)): the growth of cos kθ on the even crowd."""
+    k = np.asarray(k)
+    return v * k**2 * ive(k, beta) / (beta * ive(0, beta))
+
+
+def cell_rate(k, beta: float, cells: int) -> np.ndarray:
+    """λ_k sin(kΔθ/2)/(kΔθ/2), Δθ = 2π/M: the same growth on M cells, with exact time."""
+    return mode_rate(k, beta) * np.sinc(np.asarray(k) / cells)
+
+
+def bumps(edges: Tensor) -> Tensor:
+    """∫_0^θ ρ of a smooth law with two unequal bumps, ρ = (1 + 0.6 cos(θ − ½) + 0.3 cos 2θ)/2π up to a constant."""
+    waves = 0.6 * torch.sin(edges - 0.5) + 0.15 * torch.sin(2 * edges)
+    return (edges + waves + 0.6 * math.sin(0.5)) / (2 * math.pi)
+
+
+def bump(edges: Tensor) -> Tensor:
+    """∫_0^θ ρ of one bump about π, ρ = (1 − cos θ)²/3π."""
+    return (1.5 * edges - 2 * torch.sin(edges) + torch.sin(2 * edges) / 4) / (3 * math.pi)
+
+
+def cell_means(cells: int, primitive=bumps) -> Tensor:
+    """The means over M cells of a law on the circle given by its primitive: (1, cell)."""
+    edges = 2 * math.pi * torch.arange(cells + 1, dtype=torch.float64) / cells
+    return (primitive(edges).diff() * cells / (2 * math.pi)).unsqueeze(0)
+
+
+def at_quantiles(n: int, primitive=bumps, places: Tensor | None = None) -> Tensor:
+    """Angles θ_i with mass (i + ½)/N behind them, or `places` in (0, 1): (N,). By halving, to rounding."""
+    goal = centres(n) if places is None else places
+    low, high = torch.zeros_like(goal), torch.full_like(goal, 2 * math.pi)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = primitive(middle) < goal
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
+
+
+def circle_cost(theta: Tensor, rho: Tensor) -> float:
+    """W_1 on the circle between tokens at angles (N,) and cell means (cell,): min_c ∫|F − G − c| dθ.
+
+    F and G are the two distribution functions. The difference is piecewise linear: sampled on a grid much finer than
+    both, where c is the median.
+    """
+    cells, fine = len(rho), 8 * max(len(rho), len(theta))
+    x = 2 * math.pi * centres(fine)
+    F = torch.searchsorted(theta.remainder(2 * math.pi).sort().values, x, right=True) / len(theta)
+
+    G = torch.cat([rho.new_zeros(1), rho.cumsum(0) / rho.sum()])
+    place = x * cells / (2 * math.pi)
+    cell = place.long()
+    G = G[cell] + (place - cell) * (G[cell + 1] - G[cell])
+    apart = F - G
+    return (apart - apart.median()).abs().mean().item() * 2 * math.pi

@@ -1,0 +1,191 @@
+"""How fast N tokens approach the crowd: coupled errors, the field, test functions, W₁, and layers.
+
+The law has 1200 equal atoms, so that the crowd itself is one flow of 1200 tokens and nothing stands in for it.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pdebook.chapters.crowd import laws
+from pdebook.evidence.experiment import Scale, Workplace, experiment
+from pdebook.evidence.stacks import slope
+from pdebook.ledger.record import Key, Result
+from pdelab import formulas
+from pdelab.crowd import solve_density
+from pdelab.formulas import norm2
+from pdelab.integrators import RK4, flow
+from pdelab.seeds import normal, stream
+from pdelab.solver import Trajectory, solve
+from pdelab.status import Status
+
+COUNTS = (12, 25, 50, 100, 200, 400)  # divisors of 1200, and at most a third of it: more would flatter W₁
+DIMENSIONS = (1, 3, 5)
+DEPTHS = (4, 8, 16, 32)
+STEPS, TIME = 10, 1.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """atoms of the law; counts: N; stacks: tokens of a stack; draws of a sample, and how many of them give W₁."""
+
+    atoms: int
+    counts: tuple[int, ...]
+    stacks: tuple[int, ...]
+    draws: int
+    costs: int
+
+
+SIZES = {
+    Scale.SMOKE: Size(240, (10, 20, 40, 80), (12, 240), 8, 1),
+    Scale.BOOK: Size(1200, COUNTS, (12, 120, 1200), 40, 3),
+}
+
+
+def weights(seed: int, d: int) -> tuple[Tensor, Tensor]:
+    """Random A and V with spectral norm 1."""
+    A, V = (normal(seed, name, d, size=(d, d)) for name in "AV")
+    return A / norm2(A), V / norm2(V)
+
+
+def atoms(seed: int, d: int, number: int) -> Tensor:
+    """The law: equal atoms, uniform in a ball of radius ½ that touches 0: in the unit ball, and moved by attention."""
+    z = torch.nn.functional.normalize(normal(seed, "atoms", d, size=(number, d)), dim=-1)
+    radius = torch.rand(number, 1, generator=stream(seed, "radius", d), dtype=torch.float64) ** (1 / d)
+    return (radius * z + torch.eye(d, dtype=torch.float64)[0]) / 2
+
+
+def carried(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
+    """The flow u' = Att(u) up to t = 1, (…, token, d)."""
+    return flow(partial(formulas.attention, A=A, V=V), u, T=TIME, steps=STEPS)
+
+
+def root_mean_square(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()
+
+
+def sampled(seed: int, d: int, size: Size) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Errors at t = 1 for each N, and what knows nothing of the coupling or of the flow, as lists over N."""
+    A, V = weights(seed, d)
+    start = atoms(seed, d, size.atoms)
+    end = carried(start, A, V)
+    query = normal(seed, "query", d, size=(1, d))
+    query = 0.5 * query / query.norm()
+    exact = laws.read(query, end, A, V)
+    phi = query / query.norm()  # φ(y) = w·y
+    mean = (end @ phi.mT).mean()
+
+    names = ("coupled", "largest", "field", "function", "W1")
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    controls: dict[str, list[float]] = {name: [] for name in ("permuted", "frozen field", "W1 of a sample")}
+    for n in size.counts:
+        generator = stream(seed, "draws", d, n)
+        chosen = torch.randint(size.atoms, (size.draws, n), generator=generator)
+        u, limit = carried(start[chosen], A, V), end[chosen]  # (draw, token, d)
+        apart = (u - limit).norm(dim=-1)
+        figures["coupled"].append(root_mean_square(apart))
+        figures["largest"].append(apart.amax(dim=-1).mean().item())
+        figures["field"].append(root_mean_square((laws.read(query, u, A, V) - exact).norm(dim=-1)))
+        figures["function"].append(root_mean_square((u @ phi.mT).mean(dim=(-2, -1)) - mean))
+
+        other = torch.randperm(n, generator=generator)
+        controls["permuted"].append(root_mean_square((u - limit[:, other]).norm(dim=-1)))
+        # the field that the sample makes before it moves
+        frozen = laws.read(query, start[chosen], A, V)
+        controls["frozen field"].append(root_mean_square((frozen - exact).norm(dim=-1)))
+
+        fresh = end[torch.randint(size.atoms, (size.costs, n), generator=generator)]
+        for name, into, clouds in (("W1", figures, u[: size.costs]), ("W1 of a sample", controls, fresh)):
+            into[name].append(sum(laws.transport_cost(cloud, end) for cloud in clouds) / size.costs)
+    return figures, controls
+
+
+def layer_errors(seed: int, d: int, tokens: int) -> list[float]:
+    """max_i|u_i^L − u_i(T)| of L layers u + (T/L)Att(u), for each depth."""
+    A, V = weights(seed, d)
+    u0 = atoms(seed, d, tokens)[None]
+    end = carried(u0, A, V)
+    rate = partial(formulas.attention, A=A, V=V)
+    runs = (solve(lambda u: rate(u), u0, steps=n, dt=TIME / n, keep=lambda u: None).final for n in DEPTHS)
+    return [(u - end).norm(dim=-1).max().item() for u in runs]
+
+
+def layers_bound() -> list[float]:
+    """The theorem's bound for each depth: constants from R = 1, ‖A‖ = ‖V‖ = 1, T = 1, and no N in them."""
+    one = torch.ones((), dtype=torch.float64)
+    R = laws.reach(one, one, one)
+    K = laws.rate_of(one, one, R)
+    return [laws.layers_bound(K, R, 0.0, one, n).item() for n in DEPTHS]
+
+
+@experiment("crowd_rates", Scale.SMOKE, Scale.BOOK)
+def run(scale: Scale, seed: int, work: Workplace) -> Result:
+    """Slopes of what N independent tokens and L layers miss of the crowd, in 1, 3 and 5 dimensions."""
+    figures: dict[str, float | list[float]] = {}
+    controls: dict[str, float | list[float]] = {}
+    size = SIZES[scale]
+    for d in DIMENSIONS:
+        for into, lists in zip((figures, controls), sampled(seed, d, size), strict=True):
+            for name, errors in lists.items():
+                into[Key(f"d={d}", name)] = errors
+                into[Key(f"d={d}", f"slope {name}")] = slope(size.counts, errors)
+        for tokens in size.stacks:
+            errors = layer_errors(seed, d, tokens)
+            figures[Key(f"d={d}", f"layers, {tokens} tokens")] = errors
+            figures[Key(f"d={d}", f"slope layers, {tokens} tokens")] = slope(DEPTHS, errors)
+    return Result(
+        experiment="crowd_rates",
+        configuration={
+            "depths": list(DEPTHS),
+            **{name: list(x) if isinstance(x, tuple) else x for name, x in asdict(size).items()},
+        },
+        scale=scale,
+        seed=seed,
+        status=Status.FINISHED,
+        figures=figures,
+        controls=controls,
+    )
+
+
+# For the pictures
+
+
+def tokens_on_circle(theta: Tensor, beta: float, time: float, states: int, *, causal: bool = False) -> Trajectory:
+    """Tokens at angles (N,), followed by RK4 with steps of at most 1/10: states are (1, N, 1)."""
+    each = math.ceil(10 * time / states)
+
+    def rate(u: Tensor) -> Tensor:
+        return formulas.circle_rate(u.squeeze(-1), beta, causal=causal).unsqueeze(-1)
+
+    found = solve(rate, theta[None, :, None], steps=each * states, dt=time / states / each, integrator=RK4())
+    return Trajectory(found.times[::each], found.states[::each], found.final, found.status)
+
+
+TURN = math.pi  # how far the start of the masked crowd turns along the sequence
+
+
+def turning(x: Tensor, places: Tensor) -> Tensor:
+    """The angle of a token at position x of the sequence: one bump, which turns by half a circle along it."""
+    return laws.at_quantiles(len(places), laws.bump, places) + TURN * x
+
+
+def turning_rows(rows: int, cells: int) -> Tensor:
+    """The law of `turning` in each of `rows` equal parts of the sequence: (row, cell)."""
+    edges = 2 * math.pi * torch.arange(cells + 1, dtype=torch.float64) / cells
+    return laws.bump(edges - TURN * formulas.centres(rows).unsqueeze(1)).diff(dim=-1) * cells / (2 * math.pi)
+
+
+def masked_and_blind(beta: float = 2.0, time: float = 3.0, rows: int = 48, cells: int = 180) -> tuple[Tensor, Tensor]:
+    """The law of all tokens at time T, (cell,), from the equation with the causal mask and from the one without."""
+    start = turning_rows(rows, cells)
+    masked = solve_density(start, beta=beta, time=time, causal=True).final.mean(dim=0)
+    return masked, solve_density(start.mean(dim=0, keepdim=True), beta=beta, time=time).final[0]
+
+
+def causal_tokens(n: int, seed: int, beta: float = 2.0, time: float = 3.0) -> Tensor:
+    """The angles at time T of N causal tokens that start as `turning` says, (N,)."""
+    places = torch.rand(n, generator=stream(seed, "causal", n), dtype=torch.float64)
+    return tokens_on_circle(turning(formulas.centres(n), places), beta, time, 1, causal=True).final.flatten()

@@ -1,0 +1,182 @@
+"""The crowd: the solver for its density against exact rates, tokens and orders; its constants against brute force."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from pdebook.chapters.crowd import laws, measure
+from pdebook.chapters.interaction import laws as interaction
+from pdelab import Diverged, Status, formulas, solve_density
+from pdelab.seeds import normal, stream
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def l1_errors(scheme: str, counts: tuple[int, ...]) -> list[float]:
+    fine = solve_density(laws.cell_means(1024), beta=2.0, time=1.0).final
+    ends = [solve_density(laws.cell_means(n), beta=2.0, time=1.0, scheme=scheme).final for n in counts]
+    means = [fine.reshape(1, n, -1).mean(dim=-1) for n in counts]
+    return [(end - mean).abs().mean().item() for end, mean in zip(ends, means, strict=True)]
+
+
+@pytest.mark.parametrize(("scheme", "order"), [("upwind", 1.0), ("limited", 2.0)])
+def test_the_scheme_has_its_order_on_smooth_laws(scheme, order):
+    coarse, fine = l1_errors(scheme, (64, 128))
+    assert abs(math.log2(coarse / fine) - order) < 0.15
+
+
+@pytest.mark.parametrize("scheme", ["upwind", "limited"])
+@pytest.mark.parametrize("v", [1.0, -1.0])
+def test_mass_and_sign_are_kept_to_rounding(scheme, v):
+    steps = torch.zeros(2, 90, **DOUBLE)
+    steps[0, 10:30], steps[1, 80:] = 2.0, 1.0
+    run = solve_density(steps, beta=5.0, time=6.0, v=v, states=6, scheme=scheme)
+    assert run.status == Status.FINISHED
+    assert len(run.states) == 7
+    for rho in run.states:
+        torch.testing.assert_close(rho.sum(dim=1), steps.sum(dim=1), rtol=1e-13, atol=0)
+        assert rho.min() >= -1e-15 * rho.max()
+
+
+def test_a_batch_is_solved_as_one_by_one_and_in_float32_nearly_so():
+    rows = torch.cat([laws.cell_means(64), laws.cell_means(64, laws.bump)])
+    together = solve_density(rows, beta=3.0, time=1.0).final
+    for one, end in zip(rows, together, strict=True):
+        torch.testing.assert_close(solve_density(one[None], beta=3.0, time=1.0).final[0], end)
+    single = solve_density(rows.float(), beta=3.0, time=1.0).final
+    assert single.dtype == torch.float32
+    assert (single - together).abs().max() < 1e-4
+
+
+def test_too_long_a_step_ends_as_diverged():
+    start = torch.zeros(1, 90, **DOUBLE)
+    start[0, 10:30] = 1.0
+    run = solve_density(start, beta=5.0, time=6.0, dt=0.5)
+    assert run.status == Status.DIVERGED
+    assert run.stopped_at is not None
+    with pytest.raises(Diverged, match="lower dt"):
+        solve_density(start, beta=5.0, time=6.0, dt=0.5, throw=True)
+
+
+@pytest.mark.parametrize("beta", [1.0, 4.0, 9.0])
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_a_mode_of_the_even_crowd_grows_as_bessel_functions_say(beta, k):
+    cells, small = 128, 1e-5
+    wave = torch.cos(2 * math.pi * k * formulas.centres(cells))
+    kernel = formulas.circle_kernel(cells, beta, 1.0, like=wave)
+
+    def change(size: float) -> torch.Tensor:
+        rho = 1 + size * wave
+        return formulas.transport(rho, formulas.circle_speed(rho, kernel))
+
+    odd = (change(small) - change(-small)) / (2 * small)  # what is even in ε drops out
+    measured = 2 * (odd * wave).mean().item()
+    assert measured == pytest.approx(laws.cell_rate(k, beta, cells), rel=1e-6)
+    assert laws.cell_rate(k, beta, 4096) == pytest.approx(laws.mode_rate(k, beta), rel=1e-4)
+
+
+def test_the_growth_is_seen_in_a_run():
+    cells, beta, time = 256, 4.0, 2.0
+    wave = torch.cos(2 * math.pi * 3 * formulas.centres(cells))
+    run = solve_density(1 + 1e-4 * wave[None], beta=beta, time=time)
+    rate = math.log(2 * (run.final[0] * wave).mean().item() / 1e-4) / time
+    assert rate == pytest.approx(laws.mode_rate(3, beta), rel=1e-3)
+
+
+def test_the_rate_on_the_circle_is_attention_made_tangent():
+    theta = normal(0, "angles", size=(2, 7))
+    u = interaction.on_circle(theta)
+    for causal in (False, True):
+        pull = -formulas.attention(u, 3 * torch.eye(2, **DOUBLE), torch.eye(2, **DOUBLE), causal=causal)
+        tangent = torch.stack([-theta.sin(), theta.cos()], dim=-1)
+        wanted = (pull * tangent).sum(dim=-1)
+        torch.testing.assert_close(formulas.circle_rate(theta, 3.0, -1.0, causal=causal), wanted)
+
+
+def test_two_tokens_follow_the_law_of_equal_angles():
+    phi = torch.tensor([0.3, 1.0, 2.5], **DOUBLE)
+    theta = torch.stack([torch.zeros_like(phi), phi], dim=-1)
+    closing = formulas.circle_rate(theta, 4.0).diff(dim=-1).squeeze(-1)  # φ'
+    torch.testing.assert_close(-phi.sin() * closing, interaction.angle_law(phi.cos(), 4.0, 2))
+
+
+def test_tokens_at_quantiles_approach_the_density():
+    rho = solve_density(laws.cell_means(512), beta=4.0, time=2.0).final[0]
+    ends = [measure.tokens_on_circle(laws.at_quantiles(n), 4.0, 2.0, 1).final.flatten() for n in (16, 64, 256)]
+    errors = [laws.circle_cost(end, rho) for end in ends]
+    assert all(3 < a / b < 5 for a, b in itertools.pairwise(errors))  # like 1/N
+
+
+def test_a_masked_crowd_whose_rows_agree_is_the_crowd():
+    row = laws.cell_means(64)
+    masked = solve_density(row.repeat(5, 1), beta=3.0, time=1.0, causal=True).final
+    torch.testing.assert_close(masked, solve_density(row, beta=3.0, time=1.0).final.expand(5, -1))
+
+
+def test_causal_tokens_follow_the_masked_equation_and_not_the_other():
+    masked, blind = measure.masked_and_blind()
+    errors = {n: [laws.circle_cost(measure.causal_tokens(n, seed), masked) for seed in range(4)] for n in (32, 512)}
+    assert sum(errors[512]) < 0.5 * sum(errors[32])
+    assert all(laws.circle_cost(measure.causal_tokens(512, seed), blind) > 0.5 for seed in range(4))
+
+
+def test_the_distance_on_the_circle_is_that_of_a_linear_programme():
+    theta = torch.tensor([0.5, 3.0, 6.0], **DOUBLE)
+    rho = torch.zeros(24, **DOUBLE)
+    rho[[1, 9, 20]] = torch.tensor([1.0, 2.0, 1.5], **DOUBLE)
+    centre = 2 * math.pi * formulas.centres(24)
+    turn = (theta[:, None] - centre).abs()
+    price = torch.minimum(turn, 2 * math.pi - turn).numpy()
+
+    rows = torch.eye(3).repeat_interleave(24, dim=1)
+    columns = torch.eye(24).repeat(1, 3)
+    both = torch.cat([rows, columns]).numpy()
+    sides = torch.cat([torch.full((3,), 1 / 3, **DOUBLE), rho / rho.sum()]).numpy()
+    best = linprog(price.flatten(), A_eq=both, b_eq=sides).fun
+    assert laws.circle_cost(theta, rho) == pytest.approx(best, abs=math.pi / 24)  # a cell is not a point
+
+
+def test_the_cost_of_transport_is_that_of_a_linear_programme():
+    y, z = normal(0, "y", size=(2, 3)), normal(0, "z", size=(6, 3))
+    price = torch.cdist(y, z).flatten().numpy()
+    both = torch.cat([torch.eye(2).repeat_interleave(6, dim=1), torch.eye(6).repeat(1, 2)]).numpy()
+    best = linprog(price, A_eq=both, b_eq=[1 / 2] * 2 + [1 / 6] * 6).fun
+    assert laws.transport_cost(y, z) == pytest.approx(best)
+
+
+def test_the_bound_in_w1_is_reached_by_a_light_atom_that_is_preferred():
+    x, light, small = 2.0, 1e-8, 1e-4
+    q = torch.tensor([[1.0]], **DOUBLE)
+    y = torch.tensor([[1.0 - small], [-1.0]], **DOUBLE)
+    mass = torch.tensor([light, 1 - light], **DOUBLE)
+    A, V = x * torch.eye(1, **DOUBLE), torch.eye(1, **DOUBLE)
+    moved = y + torch.tensor([[small], [0.0]], **DOUBLE)
+    change = (laws.read(q, moved, A, V, mass) - laws.read(q, y, A, V, mass)).abs().item()
+    bound = laws.law_part(torch.tensor(x, **DOUBLE), 1).item() * light * small
+    assert 0.99 < change / bound <= 1
+
+
+@pytest.mark.parametrize("n", [2, 10, 100])
+def test_the_chance_of_distance_one_is_counted(n):
+    assert laws.chance_of_distance_one(n) == pytest.approx(1 - math.comb(n, n // 2) / 2**n)
+    assert laws.chance_of_distance_one(n + 1) == 1.0
+
+
+def test_the_noise_bound_holds_for_samples_with_the_query_among_them():
+    n, draws = 6, 20000
+    pick = torch.randint(2, (draws, n), generator=stream(0, "pick"))
+    y = torch.tensor([[1.0], [-1.0]], **DOUBLE)
+    A, V = 0.1 * torch.eye(1, **DOUBLE), torch.eye(1, **DOUBLE)
+    cloud = y[pick]
+    noise = (laws.read(cloud, cloud, A, V) - laws.read(cloud, y, A, V)).square().mean().sqrt().item()
+    bound = laws.noise_bound(n, torch.tensor(0.1, **DOUBLE), 1.0, 1.0).item()
+    assert 0.5 * bound < noise <= bound
+
+
+def test_the_smallest_size_of_the_experiment_runs():
+    found = measure.run("smoke", 0)
+    assert found.figures["d=3/slope coupled"] < -0.2
+    assert abs(found.controls["d=3/slope permuted"]) < 0.2
