@@ -8,7 +8,7 @@ follows a law; here are the law, the stacks that obey it, and the stacks that br
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,20 @@ def random_encoder(seed: int, number: int) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(drawn, 1, enable_nested_tensor=False).double().requires_grad_(False)
 
 
-def sum_against_sweep(
-    seed: int, depths: Sequence[int] = DEPTHS, *, uneven: float = 0.0, settled: int = 0, stretch: float = 1.0
-) -> list[float]:
-    """‖Euler on A + S + R + S minus the sweep A, S, R, S‖/‖u₀‖ at t = 1, S = (LN(u) − u)/Δt, for each depth.
+def sum_against_sweep(seed: int, depths: Sequence[int] = DEPTHS, **start: float) -> list[float]:
+    """‖Euler on A + S + R + S minus the sweep A, S, R, S‖/‖u₀‖ at t = 1, S = (LN(u) − u)/Δt, for each depth."""
+    return [distance(added, swept, u0) for added, swept, u0 in _sum_and_sweep(seed, depths, **start)]
+
+
+def motion_of_sweep(seed: int, depths: Sequence[int] = DEPTHS, **start: float) -> list[float]:
+    """‖u(1) − u₀‖/‖u₀‖ of the same sweep: where it tends to 0, all that stands still meets."""
+    return [distance(swept, u0, u0) for _, swept, u0 in _sum_and_sweep(seed, depths, **start)]
+
+
+def _sum_and_sweep(
+    seed: int, depths: Sequence[int], *, uneven: float = 0.0, settled: int = 0, stretch: float = 1.0
+) -> Iterator[tuple[Field, Field, Field]]:
+    """The ends of the sum and of the sweep, and their start.
 
     The weights are smooth in depth; ε = 0, b = 0, gains from 1 − uneven to 1 + uneven. u₀ lies on the sphere, is taken
     through LN `settled` times, which brings it near a fixed point of LN, and is stretched.
@@ -58,16 +68,14 @@ def sum_against_sweep(
         u0 = gain * on_sphere(u0)
     u0 = stretch * u0
 
-    distances = []
     for layers in depths:
         dt = TIME / layers
         norm = LayerNormRate(WIDTH, 1 / dt, 0.0).double().requires_grad_(False)
         norm.norm.weight.copy_(gain)
         blocks = [layer(path(n / layers)).terms for n in range(layers)]
         made = Layered([MasterEquation(a, norm, r, norm) for a, r in blocks], dt)
-        ends = [solve(made, u0, steps=layers, dt=dt, integrator=scheme()).final for scheme in (Euler, LieEuler)]
-        distances.append(distance(*ends, u0))
-    return distances
+        added, swept = (solve(made, u0, steps=layers, dt=dt, integrator=scheme()).final for scheme in (Euler, LieEuler))
+        yield added, swept, u0
 
 
 # Layers u ↦ LN(u + hF(u)) with gains: LN(z) = √d GPz/|Pz|, P = I − 11ᵀ/d, ε = 0, b = 0
