@@ -15,14 +15,27 @@ M = TypeVar("M", bound=nn.Module)
 MATRICES = {"A": "d d", "V": "d d", "W": "d d", "U": "d d"}  # for `vary` of a Statement
 
 
-def push(u: Tensor, A: Tensor, V: Tensor, W: Tensor, U: Tensor) -> Tensor:
+def push(u: Tensor, A: Tensor, V: Tensor, W: Tensor, U: Tensor, *, causal: bool = False) -> Tensor:
     """G(u) = P(u) u Vᵀ + tanh(u Wᵀ) Uᵀ: attention and a feed-forward network, without −u."""
-    return attention(u, A, V) + torch.tanh(u @ W.mT) @ U.mT
+    return attention(u, A, V, causal=causal) + torch.tanh(u @ W.mT) @ U.mT
 
 
-def allowed_push(tokens: int, V: Tensor, W: Tensor, U: Tensor, A: Tensor | None = None) -> Tensor:
-    """K = √N ‖V‖ + ‖U‖‖W‖: ‖G(u) − G(μ)‖ ≤ Kσ for every field of N tokens, whatever the scores A are."""
-    return math.sqrt(tokens) * norm2(V) + norm2(U) * norm2(W)
+def allowed_push(
+    gain: float | Tensor,
+    V: Tensor,
+    W: Tensor,
+    U: Tensor,
+    A: Tensor | None = None,
+    *,
+    values: float = 1.0,
+    network: float = 1.0,
+) -> Tensor:
+    """g‖V‖ + ‖U‖‖W‖, whatever the scores A are: what G may do in a norm in which averages P may do at most g.
+
+    g is ½(1 + √(N/2)) for ⟨u − μ, ·⟩ and √(N/2) for the spread, ½(1 + √N) for ⟨u, ·⟩ and 1 for the diameter and for
+    the longest token. values and network: factors of the two parts, 1 but for an attack.
+    """
+    return values * gain * norm2(V) + network * norm2(U) * norm2(W)
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 Stability. Printed: 2DΔt/Δx² + αΔt‖W_O‖ ≤ 1 keeps the states bounded. Corrected: a bound on one step in the norm
 max_i|u_i|, if the weights of the step are not negative.
-Error. Printed: C₁Δt^p + C₂Δx^q + C₃ε_att, without conditions. Corrected: smooth solutions, 2DΔt/Δx² ≤ 1, p = 1, q = 2.
+Error. Printed: C₁Δt^p + C₂Δx^q + C₃ε_att, without conditions. Corrected: smooth solutions, 2DΔt/Δx² ≤ 1 (< 1 at
+absorbing ends, P1's own), p = 1, q = 2.
 """
 
 import math
@@ -59,6 +60,39 @@ def step(
     return longest(after) / allowed
 
 
+def lax(u, A, V, WO, W, U, diffusion, attention, ln_dt, *, ends, value=1.0, reaction=1.0, reach=1.0, steps=6) -> Tensor:
+    """max|u(t)| ≤ e^{βt}max|u(0)|, β = α‖W_O W_V‖ + ρ, under eq 21: stable in the sense of Lax, whatever Δt.
+
+    R(z) = U tanh(Wz), ρ = ‖U‖‖W‖; an exchange between layers may be part of it. diffusion and attention give the shares
+    of 2DΔt/Δx² and αΔt‖W_O‖ in 1, beside what is left over. The score is ln of the growth in a few steps over βt;
+    reach: a factor of D that eq 21 does not know of.
+    """
+    shares = torch.stack([diffusion, attention, torch.zeros_like(ln_dt)]).softmax(dim=0)
+    x, y, dt = shares[0], shares[1] / norm2(WO), ln_dt.exp()
+    both, start = WO @ V, longest(u)
+    settings = {"diffusive": per_example(reach * x), "strength": per_example(y), "V": both, "A": A, "ends": ends}
+    for _ in range(steps):
+        u = one_step(u, extra=lambda v: per_example(dt) * torch.tanh(v @ W.mT) @ U.mT, **settings)
+    rate = value * y * norm2(both) + reaction * dt * norm2(U) * norm2(W)
+    return (longest(u) / start).log() / (steps * rate)
+
+
+def small_steps(seed: int, **drawn: Tensor) -> Start:
+    """Steps so small that e^{βΔt} is near 1 + βΔt; in two of three starts equal tokens that all matrices stretch.
+
+    In the first attention rules, in the second the network.
+    """
+    drawn = over_decades(-1.5, 0.5, "u", *MATRICES)(seed, **drawn)
+    drawn["attention"], drawn["ln_dt"] = drawn["attention"] - 4, drawn["ln_dt"] - 4
+    u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=drawn["V"].dtype)
+    for third, weak in enumerate(("ln_dt", "attention")):
+        u[third::3] = 1 + 0.01 * u[third::3]
+        for name, factor in {"V": 1.0, "WO": 1.0, "W": 0.02, "U": 50.0}.items():
+            drawn[name][third::3] = factor * eye
+        drawn[weak][third::3] -= 4
+    return drawn
+
+
 LEFT_OUT = ("absorbing", "reflecting", "outflow", "network")  # where `printed_condition` looks
 THOUSANDFOLD = 1e3  # growth that is not taken for boundedness any more
 
@@ -111,6 +145,17 @@ run = attack(
             shrink=("value", "reaction", "forcing"),
             batch=48,
         ),
+        "lax": Statement(
+            lax,
+            {"u": "n d", **MATRICES, "WO": "d d", "diffusion": "", "attention": "", "ln_dt": ""},
+            [{"n": 4, "d": d} for d in (1, 2)],
+            over={"ends": BOUNDARIES},
+            start=small_steps,
+            wrong={"condition dropped": {"reach": 3.0}},
+            shrink=("value", "reaction"),
+            batch=24,
+            steps=60,
+        ),
     },
 )
 
@@ -154,6 +199,88 @@ def bound(
     return worst / allowed
 
 
+def absorbing_bound(
+    ln_T, ln_rho, ln_speed, hump, wave, ln_att, place, *, grid, sign, wide_step,
+    time=1.0, space=1.0, ends=1.0, att=1.0, K=1.0,
+) -> Tensor:  # fmt: skip
+    """max|û − u| ≤ Δx²/8·max(1, r/(1 − 2r))·max|∂²u(ends)|e^{KT} and `error_bound` more, at P1's own, absorbing ends.
+
+    u = (½h x(1 − x) + a sin kπx)e^{st} solves u_t = D u_xx + ρu + g(x, t), whose g is what is left; the simplified
+    attention adds ε_att with the sign of h. grid: cells, steps and k; sign: that of ρ and s; hump and wave: h and a.
+    r = DΔt/Δx² up to 1/3, or with wide_step from there to 0.45.
+    """
+    cells, steps, number = grid
+    T, rho, s, eps = ln_T.exp(), sign * ln_rho.exp(), sign * ln_speed.exp(), ln_att.exp()
+    dt, dx, k = T / steps, 1 / cells, number * math.pi
+    r = 1 / 3 + (0.45 - 1 / 3) * place.sigmoid() if wide_step else place.sigmoid() / 3
+    D = r * dx**2 / dt
+
+    most = torch.exp(s.clamp(min=0) * T)
+    second = s**2 * most * (hump.abs() / 8 + wave.abs())
+    allowed = laws.absorbing_bound(
+        K * rho.abs(),
+        time * second,
+        space * wave.abs() * k**4 * most,
+        ends * hump.abs() * most,
+        D,
+        1.0,
+        att * eps,
+        T,
+        dt,
+        dx,
+    )
+
+    x = centres(cells).unsqueeze(-1)
+    T, dt, D, rho, s, hump, wave, eps = (per_example(v) for v in (T, dt, D, rho, s, hump, wave, eps))
+    bump, turn = hump * x * (1 - x) / 2, wave * torch.sin(k * x)
+    u, worst = bump + turn, torch.zeros_like(allowed)
+    left = s * (bump + turn) + D * (hump + k**2 * turn) - rho * (bump + turn)  # g = left · e^{st}
+    for n in range(steps):
+        u = u + dt * (D * laplacian(u, "absorbing") + rho * u + left * torch.exp(s * n * dt) + eps * hump.sign())
+        worst = torch.maximum(worst, longest(u - (bump + turn) * torch.exp(s * (n + 1) * dt)))
+    return worst / allowed
+
+
+def one_at_a_time(seed: int, **drawn: Tensor) -> Start:
+    """Of four starts one in which the ends rule and the time is long, one the steps, one the grid, one ε_att."""
+    for name in ("ln_rho", "ln_speed", "ln_att"):
+        drawn[name] = drawn[name] - 4
+    drawn["ln_rho"][1::2] += 4
+    for quarter, (T, place, hump, wave, speed, att) in enumerate(
+        ((0, 3, 1, 1e-4, -8, -8), (0, -14, 1e-4, 1, 3, -12), (0, -1, 1e-4, 1, -8, -8), (0, -8, 1e-3, 1e-3, -8, 4))
+    ):
+        drawn["ln_T"][quarter::4] += T
+        drawn["place"][quarter::4] += place
+        drawn["hump"][quarter::4] *= hump
+        drawn["wave"][quarter::4] *= wave
+        drawn["ln_speed"][quarter::4] += speed
+        drawn["ln_att"][quarter::4] += att
+    return drawn
+
+
+def barrier(b, place, *, wide_step, ends=1.0) -> Tensor:
+    """|eⁿ| ≤ max(½, r/(2 − 4r))Δx²β/D for e⁺ = (I + DΔtΔ_N)e + Δt bⁿ with |bⁿ| ≤ β in the two end cells, 0 elsewhere.
+
+    b: (step, two) before tanh; r as in `absorbing_bound`, but up to 0.49. In units of Δtβ the bound is
+    max(1/(2r), 1/(2 − 4r)).
+    """
+    r = 1 / 3 + (0.49 - 1 / 3) * place.sigmoid() if wide_step else place.sigmoid() / 3
+    b = torch.tanh(b)
+    e = torch.zeros(len(b), 2, 1, dtype=b.dtype)
+    for n in range(b.shape[1]):
+        e = e + per_example(r / 4) * laplacian(e, "absorbing") + b[:, n].unsqueeze(-1)  # two cells: Δx² = ¼
+    return longest(e) / (ends * laws.barrier(r) / (2 * r))
+
+
+def steady_or_alternating(seed: int, **drawn: Tensor) -> Start:
+    """Inputs of one sign, or of a sign that changes with the step and from end to end, in turn."""
+    b = drawn["b"]
+    flip = (-1.0) ** torch.arange(b.shape[1], dtype=b.dtype)
+    b[::2] = 3 + 0.1 * b[::2]
+    b[1::2] = 3 * flip.view(1, -1, 1) * torch.tensor([1.0, -1.0], dtype=b.dtype) + 0.1 * b[1::2]
+    return drawn
+
+
 def wide(seed: int, **drawn: Tensor) -> Start:
     """Rates and ε_att over decades; in every third start a slow wave is almost alone, and the grid makes the error."""
     for name, factor in {"ln_rho": 1.5, "ln_value": 1.5, "ln_att": 2.0}.items():
@@ -185,6 +312,12 @@ def order(seed: int, *, of: str, raised: int = 0, fields: int = 6) -> Tensor:
         refined = 3 if of == "space" else 2
         found.append(refined ** (ORDERS[of] + raised) * fine / coarse / SLACK)
     return torch.tensor(found, dtype=torch.float64)
+
+
+def absorbing_order(seed: int, *, ratio: float, raised: int = 0, fields: int = 3) -> Tensor:
+    """The error falls as N⁻² at absorbing ends, at a fixed DΔt/Δx² < ½, for attention, network and an input g(x, t)."""
+    pairs = [laws.absorbing_errors(one, (16, 32), ratio) for one in range(100 * seed, 100 * seed + fields)]
+    return torch.tensor([2 ** (2 + raised) * fine / coarse / SLACK for coarse, fine in pairs], dtype=torch.float64)
 
 
 def quadrature(seed: int, *, rules: Sequence[str] = ("midpoint", "trapezoid"), fields: int = 4) -> Tensor:
@@ -252,6 +385,29 @@ run_error = attack(
             f"order_{of}": Statement(order, over={"of": (of,)}, wrong={"one order higher": {"raised": 1}})
             for of in ORDERS
         },
+        "absorbing_bound": Statement(
+            absorbing_bound,
+            dict.fromkeys(("ln_T", "ln_rho", "ln_speed", "hump", "wave", "ln_att", "place"), ""),
+            over={"grid": ((4, 48, 1), (8, 8, 1)), "sign": (1.0, -1.0), "wide_step": (False, True)},
+            start=one_at_a_time,
+            shrink=("time", "space", "ends", "att", "K"),
+            batch=24,
+            steps=40,
+        ),
+        "barrier": Statement(
+            barrier,
+            {"b": "step two", "place": ""},
+            [{"step": 60, "two": 2}],
+            over={"wide_step": (False, True)},
+            start=steady_or_alternating,
+            shrink=("ends",),
+            each=True,
+            batch=16,
+            steps=40,
+        ),
+        "order_absorbing": Statement(
+            absorbing_order, over={"ratio": (0.2, 1 / 3, 0.45)}, wrong={"one order higher": {"raised": 1}}
+        ),
         "quadrature": Statement(quadrature, wrong={"left endpoints": {"rules": ("left",)}}),
         "averages": Statement(jump, wrong={"values at centres": {"averaged": False}}),
     },

@@ -198,6 +198,58 @@ def error_bound(K, second, fourth, coefficient, strength, att, T, dt, dx):
     return (second * dt / 2 + coefficient * fourth * dx**2 / 12 + strength * att) * torch.expm1(K * T) / K
 
 
+def barrier(ratio: Tensor | float) -> Tensor:
+    """max(1, r/(1 − 2r)), r = DΔt/Δx² < ½: what absorbing ends add to the error is Δx²/8 times this and max|∂²u|.
+
+    >>> [round(barrier(r).item(), 3) for r in (0.1, 1 / 3, 0.4)]
+    [1.0, 1.0, 2.0]
+    """
+    ratio = torch.as_tensor(ratio, dtype=torch.float64)
+    return (ratio / (1 - 2 * ratio)).clamp(min=1.0)
+
+
+def absorbing_bound(K, second, fourth, end, coefficient, strength, att, T, dt, dx):
+    """Δx²/8 · max(1, r/(1 − 2r)) · max|∂²u(ends)| e^{KT} more than `error_bound`: eq 24 with P1's own ends."""
+    added = dx**2 / 8 * barrier(coefficient * dt / dx**2) * end * torch.exp(K * T)
+    return added + error_bound(K, second, fourth, coefficient, strength, att, T, dt, dx)
+
+
+def absorbing_errors(seed: int, cells: Sequence[int], ratio: float, D: float = 0.1, T: float = 0.25) -> list[float]:
+    """max|û − u| on N cells at DΔt/Δx² = ratio, absorbing ends, attention and a tanh network, for each N.
+
+    The solution is made: u = x(1 − x)(a + bx) cos(ωt + φ) with numbers of its own for each feature, so that ∂²u is not
+    0 at the ends. What is left of the equation is the input g(x, t), its attention taken with Gauss's rule.
+    """
+    A, V, W, U = (normal(seed, "problem", k, size=(WIDTH, WIDTH)) for k in "AVWU")
+    a, b, phase = (normal(seed, "made", k, size=(WIDTH,)) for k in ("a", "b", "phase"))
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    nodes, weights = torch.tensor((nodes + 1) / 2), torch.tensor(weights / 2)
+
+    def shape(x: Tensor) -> Tensor:
+        return (x * (1 - x)).unsqueeze(-1) * (a + b * x.unsqueeze(-1))
+
+    def local(u: Tensor) -> Tensor:
+        return torch.tanh(u @ W.T) @ U.T
+
+    def made(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        """u and g at the places x: (token, feature) each."""
+        swing, speed = torch.cos(3 * t + phase), -3 * torch.sin(3 * t + phase)
+        u, all_u = shape(x) * swing, shape(nodes) * swing
+        curved = (2 * b - 2 * a - 6 * b * x.unsqueeze(-1)) * swing
+        attended = (u @ A @ all_u.T + weights.log()).softmax(dim=-1) @ all_u @ V.T
+        return u, shape(x) * speed - D * curved - attended - local(u)
+
+    found = []
+    for n in cells:
+        x, steps = centres(n), math.ceil(D * T * n**2 / ratio)
+        dt, u = T / steps, made(x, 0.0)[0]
+        for k in range(steps):
+            rate = D * laplacian(u.unsqueeze(0), "absorbing")[0] + attention(u, A, V) + local(u)
+            u = u + dt * (rate + made(x, k * dt)[1])
+        found.append((u - made(x, T)[0]).norm(dim=-1).max().item())
+    return found
+
+
 def all_modes(x: Tensor, share: float, ends: str = "reflecting") -> Tensor:
     """u₀(x) = Σ_{k ≥ 1} r^k cos(kπx), or sin(kπx) for absorbing ends, 0 < r < 1: analytic, and no mode is missing.
 

@@ -1,14 +1,17 @@
 """An adversary against conditional stability:  u' = F(u) + S(u), S = −γ(u − μ)/√(σ² + ε).  (P2 Theorem 3.3, eq 13-15)
 
-Printed: ∫⟨u, S⟩ ≤ −2γE for an effective rate γ > 0, and E decays if γ exceeds the sum of Lipschitz constants.
-Corrected: the spread σ decays inside a basin (Theorem A), also for Euler steps (B); it falls to a floor if constants
-are pushed apart; and another S bounds the field (C).
+Printed: E decays if γ exceeds the sum of Lipschitz constants. A step of its proof, apart: ∫⟨u, S⟩ ≤ −2γE for an
+effective rate γ > 0. Corrected: the spread σ, or the diameter δ, decays inside a basin (Theorem A), also for Euler
+steps (B); it falls to a floor if constants are pushed apart; and another S bounds the field (C).
 
-G = attention + network; K = √N ‖V‖ + ‖U‖‖W‖ comes from its weights alone. The √N is not sharp, so a smaller K is
-refuted where the network rules. The neighbour `pull` is the same promise with a γ that is a tenth weaker.
+G = attention + network. What G may do comes from its weights alone, g‖V‖ + ‖U‖‖W‖ (`allowed_push`), and both parts of
+it are made smaller apart: `values` and `network`. Half of the starts are near the states where averages do most, with
+two leading tokens to which the others attend; from random ones the ascent is too short to find them. The neighbour
+`pull` is the same promise with a γ that is a tenth weaker.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,9 +21,24 @@ from pdebook.chapters.stability import laws
 from pdebook.evidence.adversary import Start, Statement, attack, over_decades
 from pdebook.evidence.systems import MATRICES, allowed_push, push
 from pdelab.field import laplacian, laplacian_eigenvalues
-from pdelab.formulas import attention_weights, centred, growth, norm2, per_example, size, spread
+from pdelab.formulas import (
+    attention_contraction,
+    attention_weights,
+    averaging_growth,
+    averaging_size,
+    centred,
+    diameter,
+    growth,
+    layer_norm,
+    longest,
+    norm2,
+    per_example,
+    size,
+    spread,
+    variance_share,
+)
 from pdelab.integrators import flow
-from pdelab.metrics.stability import basin_margin, euler_factor, step_margin
+from pdelab.metrics.stability import basin_margin, diameter_margin, euler_factor, step_margin
 from pdelab.seeds import normal, stream
 from pdelab.terms.stabilization import normalised
 
@@ -42,8 +60,34 @@ def one_sided(u, A, V, W, U, *, values=1.0, network=1.0) -> Tensor:
     gained = inner(rest, push(u, A, V, W, U) - push(u - rest, A, V, W, U))
 
     root = attention_weights(u, A).sum(dim=-2).amax(dim=-1).sqrt()
-    allowed = values * root * norm2(V) + network * norm2(U) * norm2(W)
+    allowed = allowed_push(root, V, W, U, values=values, network=network)
     return gained / (allowed * inner(rest, rest))
+
+
+def average_growth(w, logits, V, *, values=1.0) -> Tensor:
+    """⟨w, PVw⟩ ≤ ½(1 + √(N/2))‖V‖ ‖w‖² for fields of mean zero and every P with rows ≥ 0 of sum 1."""
+    w = centred(w)
+    gained = inner(w, logits.softmax(dim=-1) @ w @ V.mT)
+    return gained / (values * averaging_growth(w.shape[-2]) * norm2(V) * inner(w, w))
+
+
+def average_size(w, logits, V, *, values=1.0) -> Tensor:
+    """‖PVw − mean‖ ≤ √(N/2) ‖V‖ ‖w‖ for the same fields and P."""
+    w = centred(w)
+    spread_out = spread(logits.softmax(dim=-1) @ w @ V.mT)
+    return spread_out / (values * averaging_size(w.shape[-2]) * norm2(V) * size(w))
+
+
+def average_product(w, logits, V, *, values=1.0) -> Tensor:
+    """⟨u, PVu⟩ ≤ ½(1 + √N)‖V‖ ‖u‖² for every field u."""
+    gained = inner(w, logits.softmax(dim=-1) @ w @ V.mT)
+    return gained / (values * (1 + math.sqrt(w.shape[-2])) / 2 * norm2(V) * inner(w, w))
+
+
+def jung(u, *, chi=1.0, dimensions=0) -> Tensor:
+    """σ² ≤ χδ², χ = ½ min(1 − 1/N, d/(d + 1)); false for the χ of one feature less."""
+    share = variance_share(u.shape[-2], u.shape[-1] - dimensions)
+    return spread(u) ** 2 / (chi * share * diameter(u) ** 2)
 
 
 def poincare(u, M, B, *, least=1.0, continuum=False, singular=False) -> Tensor:
@@ -57,42 +101,149 @@ def poincare(u, M, B, *, least=1.0, continuum=False, singular=False) -> Tensor:
     return smallest * slowest * inner(centred(u), centred(u)) / (least * lost)
 
 
-# Theorem A.
+# Theorem A, for the spread and for the diameter.
+
+MEASURES = {"spread": (spread, basin_margin), "diameter": (diameter, diameter_margin)}
 
 
-def decay(u, ln_eps, margin, place, *, pull=1.0, K=1.0, eps=1.0, **system) -> Tensor:
-    """σ(T) ≤ σ₀ e^{−r₀T}, r₀ = γ/√(σ₀² + ε) − K > 0: the promised ln(σ₀/σ(T)) over what happens.
+def gain(of: str, u: Tensor) -> float:
+    """What averages may do to the growth of the spread, or of the diameter."""
+    return averaging_growth(u.shape[-2]) if of == "spread" else 1.0
 
-    margin: ln(γ/(K√(σ₀² + ε)) − 1), so that the start lies in the basin; place: where T lies in (0, 2/(γ/√ε + K)),
-    where RK4 is exact to 1e-7. No leak: it only helps.
+
+def decay(
+    u, ln_eps, margin, place, ln_rise, ln_leak, ln_D, *, of, leaking=False, causal=False, contracting=False,
+    pull=1.0, values=1.0, network=1.0, eps=1.0, largest=False, **system,
+) -> Tensor:  # fmt: skip
+    """σ(T) ≤ σ₀ e^{−r₀T}, r₀ = γ₀/√(σ₀² + ε) − λ, for F = G − κu + DΔ_N u and γ(t) ≥ γ₀, if r₀ > 0; also δ for σ.
+
+    The start lies in the basin: γ₀ = √(σ₀² + ε)(max(λ, 0) + K e^margin), K = λ + κ. For the diameter √(χδ₀² + ε) and
+    K = ‖V‖ + ‖U‖‖W‖, with contracting ‖V‖tanh(¼‖A‖δ₀²), without a mask. leaking: λ < 0, so that every start is allowed;
+    else 0 < λ < K. γ(t) = γ₀(1 + a sin²(πt/T)), and largest promises the decay of γ₀(1 + a). The score is 1 plus what
+    ln σ(T) exceeds, over KT. T is short enough for RK4: 2/(γ/√ε + K + κ + 4N²D) at most.
     """
-    rate, soft, sigma = allowed_push(u.shape[-2], **system), ln_eps.exp(), spread(u)
-    gamma = rate * (sigma**2 + soft).sqrt() * (1 + margin.exp())
+    measure, margin_of = MEASURES[of]
+    tanh = attention_contraction(system["A"], diameter(u)) if contracting else 1.0
+    K = allowed_push(gain(of, u) * tanh, **system)
+    leak = K * (1 + ln_leak.exp() if leaking else ln_leak.sigmoid())
+    soft, most, D = ln_eps.exp(), 1 + ln_rise.exp(), ln_D.exp() / u.shape[-2] ** 2
+    still = torch.zeros_like(K)
+    root = 1 / margin_of(u, strength=1.0, growth=still, eps=soft)
+    gamma = root * ((K - leak).clamp(min=0) + K * margin.exp())
+    T = 2 * place.sigmoid() / (gamma * most / soft.sqrt() + K + leak + 4 * ln_D.exp())
+
+    allowed = allowed_push(gain(of, u) * tanh, **system, values=values, network=network) - leak
+    promised = margin_of(u, strength=gamma * (most if largest else 1.0), growth=allowed, eps=eps * soft)
+
+    g, e, kappa, D, turn = (per_example(x) for x in (pull * gamma, soft, leak, D, math.pi / T))
+    rise = per_example(most) - 1
+
+    def rate(v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        strength = g * (1 + rise * torch.sin(turn * t) ** 2)
+        moved = push(v, **system, causal=causal) - kappa * v + D * laplacian(v) - strength * normalised(v, e)
+        return moved, torch.ones_like(t)
+
+    end, _ = kutta(rate, (u, torch.zeros_like(g)), per_example(T), steps=24)
+    return 1 + ((measure(end) / measure(u)).log() + promised * T) / (K * T)
+
+
+def kutta(rate: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...], T, steps: int) -> tuple[Tensor, ...]:
+    """The state at T of a system of several tensors, by RK4; the time may be one of them."""
+    h = T / steps
+
+    def moved(by, slopes):
+        return tuple(x + by * slope for x, slope in zip(state, slopes, strict=True))
+
+    for _ in range(steps):
+        k1 = rate(*state)
+        k2 = rate(*moved(h / 2, k1))
+        k3 = rate(*moved(h / 2, k2))
+        k4 = rate(*moved(h, k3))
+        state = moved(h / 6, [a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)])
+    return state
+
+
+def decay_diffusing(
+    u, M, B, ln_eps, margin, place, *, least=1.0, network=1.0, pull=1.0, continuum=False, **system
+) -> Tensor:
+    """The same bound on σ for F = G + DΔ_N u with a matrix D: λ = K − 4N² sin²(π/2N) D_min, reflecting ends."""
+    symmetric = M @ M.mT
+    D, K = symmetric + B - B.mT, allowed_push(gain("spread", u), **system)
+    slowest = -laplacian_eigenvalues(u.shape[-2])[1].item()
+    lost, soft = slowest * torch.linalg.eigvalsh(symmetric)[..., 0], ln_eps.exp()
+    root, unit = (spread(u) ** 2 + soft).sqrt(), K + lost
+    gamma = root * ((K - lost).clamp(min=0) + unit * margin.exp())
+    T = 2 * place.sigmoid() / (gamma / soft.sqrt() + K + 4 * u.shape[-2] ** 2 * norm2(D))
+
+    faster = math.pi**2 / slowest if continuum else 1.0
+    allowed = allowed_push(gain("spread", u), **system, network=network) - lost * faster / least
+    promised = basin_margin(u, strength=gamma, growth=allowed, eps=soft)
+    g, e = per_example(pull * gamma), per_example(soft)
+    end = flow(lambda v: push(v, **system) + laplacian(v) @ D.mT - g * normalised(v, e), u, T=per_example(T), steps=24)
+    return 1 + ((spread(end) / spread(u)).log() + promised * T) / (unit * T)
+
+
+NEARLY = 1 - 1e-6
+
+
+def extinction(u, margin, *, of, pull=1.0, values=1.0, network=1.0, chi=1.0, **system) -> Tensor:
+    """Without ε all tokens are equal from λ⁻¹ ln(γ/(γ − λσ₀)) on; for the diameter √χδ₀ in the place of σ₀.
+
+    With w = (1 − r)y and the time dt = (‖y‖/γ)dr the field is extinct at r = 1, and nothing is stiff on the way:
+    dy/dr = (‖y‖/γ)(G − mean G)/(1 − r). The score is the time at r = 1 − 10⁻⁶ over the time that is allowed.
+    """
+    share = variance_share(u.shape[-2], u.shape[-1]).sqrt()
+    measured = spread(u) if of == "spread" else share * diameter(u)
+    rate = allowed_push(gain(of, u), **system)
+    gamma = rate * measured * (1.3 + margin.exp())
+    g = per_example(pull * gamma)
+
+    def moved(y, mean, t, r):
+        slow = per_example(size(y)) / g
+        out = push(mean + (1 - r) * y, **system)
+        average = out.mean(dim=-2, keepdim=True)
+        return slow * centred(out) / (1 - r), slow * average, slow, torch.ones_like(r)
+
+    start = centred(u), u.mean(dim=-2, keepdim=True), torch.zeros_like(g), torch.zeros_like(g)
+    time = kutta(moved, start, NEARLY, steps=24)[2].squeeze(-1).squeeze(-1)
+
+    allowed = allowed_push(gain(of, u), **system, values=values, network=network)
+    measured = measured if of == "spread" else chi * measured
+    return time / (-torch.log1p(-allowed * measured / gamma) / allowed)
+
+
+def mean_zero(u, m, ln_eps, margin, place, *, free=False, pull=1.0, values=1.0, network=1.0, eps=1.0, **system):
+    """E(T) ≤ E₀ e^{−2(γ_eff − λ)T}, γ_eff = γ/√(2E₀ + ε), if the mean is 0 and stays 0; false if it is free.
+
+    F = G − mean G holds the mean; free: it does not, and the start has the mean m.
+    """
+    rate, soft = allowed_push(gain("spread", u), **system), ln_eps.exp()
+    u = centred(u) + (m if free else 0.0)
+    root = (size(u) ** 2 + soft).sqrt()
+    gamma = rate * root * (1 + margin.exp())
     T = 2 * place.sigmoid() / (gamma / soft.sqrt() + rate)
 
-    promised = basin_margin(u, strength=gamma, growth=K * rate, eps=eps * soft)
-    end = spread(stabilised_flow(u, T, pull * gamma, soft, steps=32, **system))
-    return promised * T / (sigma / end).log()
+    effective = gamma / (size(u) ** 2 + eps * soft).sqrt()
+    allowed = allowed_push(gain("spread", u), **system, values=values, network=network)
+    g, e = per_example(pull * gamma), per_example(soft)
+
+    def moved(v: Tensor) -> Tensor:
+        out = push(v, **system)
+        return (out if free else centred(out)) - g * normalised(v, e)
+
+    end = flow(moved, u, T=per_example(T), steps=24)
+    return 1 + ((size(end) / size(u)).log() + (effective - allowed) * T) / (rate * T)
 
 
-def extinction(u, margin, *, pull=1.0, K=1.0, **system) -> Tensor:
-    """σ(T) ≤ e^{KT}σ₀ − γ(e^{KT} − 1)/K without ε: the promised fall over what happens.
-
-    T is half the time at which the bound is 0, so that the field is still moving.
-    """
-    rate, sigma = allowed_push(u.shape[-2], **system), spread(u)
-    gamma = rate * sigma * (1 + margin.exp())
-    T = -torch.log1p(-rate * sigma / gamma) / rate / 2
-
-    promised = torch.exp(K * rate * T) * sigma - gamma * growth(K * rate, T)
-    end = spread(stabilised_flow(u, T, pull * gamma, torch.zeros_like(T), steps=24, **system))
-    return (sigma - promised) / (sigma - end)
-
-
-def stabilised_flow(u, T, gamma, eps, *, steps, **system) -> Tensor:
-    """u(T) of u' = G(u) + S(u) with T, γ and ε of each example: (batch,) each."""
-    T, gamma, eps = (per_example(x) for x in (T, gamma, eps))
-    return flow(lambda v: push(v, **system) - gamma * normalised(v, eps), u, T=T, steps=steps)
+def scaled_pull(u, margin, place, *, pull=1.0, values=1.0, network=1.0, **system) -> Tensor:
+    """σ(T) ≤ σ₀ e^{−(Γ − λ)T} from every start if γ = Γ√(σ² + ε), Γ of any size."""
+    rate = allowed_push(gain("spread", u), **system)
+    strength = rate * margin.exp()
+    T = 2 * place.sigmoid() / (strength + rate)
+    g = per_example(pull * strength)
+    end = flow(lambda v: push(v, **system) - g * centred(v), u, T=per_example(T), steps=24)
+    allowed = allowed_push(gain("spread", u), **system, values=values, network=network)
+    return 1 + ((spread(end) / spread(u)).log() + (strength - allowed) * T) / (rate * T)
 
 
 def basin(seed: int, *, dropped=False, soft=1.0, systems=64, eps=0.1) -> Tensor:
@@ -135,28 +286,56 @@ def floor(w, g, ln_level, ln_eps, ln_growth, *, forcing=1.0, lam=1.0, pull=1.0, 
 # Theorem B and larger steps.
 
 
-def euler(u, ln_eps, margin, place, ln_leak, *, factor=euler_factor, pull=1.0, K=1.0, eps=1.0, **system) -> Tensor:
-    """σ₁ ≤ qσ₀, q = max{1 − Δt(g₀ + κ − K), Δt(g_ε + κ + K) − 1}: one Euler step of u' = G(u) − κu + S.
+def euler(
+    u, ln_eps, margin, place, ln_leak, *, of="spread", causal=False, factor=euler_factor, pull=1.0, values=1.0,
+    network=1.0, eps=1.0, **system,
+) -> Tensor:  # fmt: skip
+    """σ₁ ≤ qσ₀, q = max{1 − Δt(g₀ + κ − K), Δt(g_ε + κ + K) − 1}: one Euler step of u' = G(u) − κu + S; also δ for σ.
 
     The hypotheses are met by construction: margin as in `decay`, place: where Δt lies in (0, 2/(g_ε + κ + K)). Where κ
-    is so large that no γ ≥ 0 gives this margin, γ = 0 does.
+    is so large that no γ ≥ 0 gives this margin, γ = 0 does. For the spread K = √(N/2)‖V‖ + ‖U‖‖W‖, for the diameter
+    ‖V‖ + ‖U‖‖W‖.
     """
-    rate, soft, leak, sigma = allowed_push(u.shape[-2], **system), ln_eps.exp(), ln_leak.exp(), spread(u)
-    gamma = (sigma**2 + soft).sqrt() * (rate * (1 + margin.exp()) - leak).clamp(min=0)
+    measure, margin_of = MEASURES[of]
+    most = averaging_size(u.shape[-2]) if of == "spread" else 1.0
+    rate, soft, leak = allowed_push(most, **system), ln_eps.exp(), ln_leak.exp()
+    root = 1 / margin_of(u, strength=1.0, growth=torch.zeros_like(rate), eps=soft)
+    gamma = root * (rate * (1 + margin.exp()) - leak).clamp(min=0)
     dt = 2 * place.sigmoid() / (gamma / soft.sqrt() + leak + rate)
 
-    q = factor(u, dt=dt, strength=gamma, lipschitz=K * rate, eps=eps * soft, leak=leak)
+    K = allowed_push(most, **system, values=values, network=network)
+    q = factor(u, dt=dt, strength=gamma, lipschitz=K, eps=eps * soft, leak=leak, of=of)
     S = -per_example(pull * gamma) * normalised(u, per_example(soft))
-    after = u + per_example(dt) * (push(u, **system) - per_example(leak) * u + S)
-    return spread(after) / (q * sigma)
+    after = u + per_example(dt) * (push(u, **system, causal=causal) - per_example(leak) * u + S)
+    return measure(after) / (q * measure(u))
 
 
-def without_overshoot(u, *, dt, strength, lipschitz, eps, leak) -> Tensor:
+def euler_diffusing(u, ln_eps, margin, place, ln_leak, x, *, reach=1.0, pull=1.0, values=1.0, network=1.0, **system):
+    """δ₁ ≤ (1 − Δt(g₀ + κ − K))δ₀ with diffusion too, if 2DΔt/Δx² + Δt(g_ε + κ) ≤ 1; false without the condition.
+
+    x: the share of diffusion in that sum; place: the sum itself. reach: a factor of D that the condition does not know.
+    """
+    rate, soft, leak = allowed_push(1.0, **system), ln_eps.exp(), ln_leak.exp()
+    root = 1 / diameter_margin(u, strength=1.0, growth=torch.zeros_like(rate), eps=soft)
+    gamma = root * (rate * (1 + margin.exp()) - leak).clamp(min=0)
+    share, diffusive = place.sigmoid() * x.sigmoid(), place.sigmoid() * (1 - x.sigmoid())
+    dt = share / (gamma / soft.sqrt() + leak)
+
+    K = allowed_push(1.0, **system, values=values, network=network)
+    q = 1 - dt * diameter_margin(u, strength=gamma, growth=K - leak, eps=soft)
+    S = -per_example(pull * gamma) * normalised(u, per_example(soft))
+    spatial = per_example(reach * diffusive / 2) * laplacian(u) / u.shape[-2] ** 2
+    after = u + spatial + per_example(dt) * (push(u, **system) - per_example(leak) * u + S)
+    return 1 + (diameter(after) / diameter(u) - q) / (dt * rate + diffusive)
+
+
+def without_overshoot(u, *, dt, strength, lipschitz, eps, leak, of) -> Tensor:
     """The first of the two numbers of q alone, which forgets that a step may jump across."""
-    return (1 - dt * basin_margin(u, strength=strength, growth=lipschitz - leak, eps=eps)).clamp(min=EXACT)
+    margin = MEASURES[of][1](u, strength=strength, growth=lipschitz - leak, eps=eps)
+    return (1 - dt * margin).clamp(min=EXACT)
 
 
-def overshoot_alone(u, **numbers) -> Tensor:
+def overshoot_alone(u, *, of, **numbers) -> Tensor:
     """The second of the two numbers of q alone, which forgets that a small step does little."""
     return (1 - step_margin(**numbers)).clamp(min=EXACT)
 
@@ -200,27 +379,57 @@ def cycle(seed: int, *, soft=1.0, sign=1.0, systems=64, steps=4000) -> Tensor:
 # Theorem C.
 
 
-def bounded(u, b, ln_root, margin, *, N=1.0, f0=1.0, K=1.0, steps=32, **system) -> Tensor:
+def bounded(u, b, ln_root, margin, place, *, N=1.0, f0=1.0, values=1.0, network=1.0, steps=32, **system) -> Tensor:
     """‖u(T)‖ ≤ e^{−θT}‖u₀‖ + (γ + f₀)(1 − e^{−θT})/θ, θ = γ − λ > 0, for S = γ(N(u) − u), F = G − 2u + b, f₀ = |b|.
 
-    λ = K − 2. From half of (γ + f₀)/θ up to T = 3/θ; systems too stiff for the steps score 0. ln_root: of √ε.
-    N: the bound 1 of ‖N(u)‖.
+    λ = ½(1 + √N)‖V‖ + ‖U‖‖W‖ − 2. The score is 1 plus what ln‖u(T)‖ exceeds, over T times the sum of all rates; T is at
+    most 1/θ, and short enough for RK4. ln_root: of √ε. N: the bound 1 of ‖N(u)‖.
     """
-    rate, root, force = allowed_push(u.shape[-2], **system), ln_root.exp(), b.norm(dim=-1).squeeze(-1)
+    most = (1 + math.sqrt(u.shape[-2])) / 2
+    rate, root, force = allowed_push(most, **system), ln_root.exp(), b.norm(dim=-1).squeeze(-1)
     gamma = (rate - 2).clamp(min=0) + margin.exp()
-    theta = gamma - (rate - 2)
-    stiff = gamma / root + gamma + rate + 2
-    soft = 3 / theta * stiff < 1.5 * steps
-    T = torch.minimum(3 / theta, 1.5 * steps / stiff)
+    theta, start = gamma - (rate - 2), size(u)
+    T = place.sigmoid() / torch.maximum(theta, 2 * (gamma / root + gamma + rate + 2) / steps)
 
-    start = (gamma + force) / theta / 2
-    u = per_example(start / size(u)) * u
     g, eps = per_example(gamma), per_example(root**2)
     end = flow(lambda v: push(v, **system) - 2 * v + b + g * (normalised(v, eps) - v), u, T=per_example(T), steps=steps)
 
-    theta = gamma - (K * rate - 2)
+    theta = gamma - (allowed_push(most, **system, values=values, network=network) - 2)
     allowed = torch.exp(-theta * T) * start + (N * gamma + f0 * force) * growth(-theta, T)
-    return torch.where(soft, size(end) / allowed, 0.0)
+    return 1 + (size(end) / allowed).log() / (T * (rate + 2 + gamma + (gamma + force) / start))
+
+
+def token_bounded(
+    u, b, g, h, ln_root, margin, ln_leak, place, *, causal, kind, R=1.0, f0=1.0, values=1.0, network=1.0, reach=1.0,
+    steps=32, **system,
+) -> Tensor:  # fmt: skip
+    """max|u_i(T)| ≤ e^{−θT}max|u_i(0)| + (γR + f₀)(1 − e^{−θT})/θ, θ = γ + κ − ‖V‖ − ‖U‖‖W‖ > 0, S = γ(LN(u) − u).
+
+    LayerNorm of each token with gains g and biases h: R = √d max|g| + |h|. F = G − κu + b, f₀ = |b|, and any mask.
+    kind: "flow", or one Euler "step" with Δt(γ + κ) ≤ 1, where max|u_i⁺| ≤ (1 − Δtθ)max|u_i| + Δt(γR + f₀); reach: a
+    factor of Δt.
+    """
+    rate, root, force, leak = allowed_push(1.0, **system), ln_root.exp(), b.norm(dim=(-2, -1)), ln_leak.exp()
+    gamma, start = (rate - leak).clamp(min=0) + margin.exp(), longest(u)
+    radius = u.shape[-1] ** 0.5 * g.abs().amax(dim=(-2, -1)) + h.norm(dim=(-2, -1))
+    s, kappa, eps = per_example(gamma), per_example(leak), per_example(root**2)
+
+    def moved(v: Tensor) -> Tensor:
+        return push(v, **system, causal=causal) + b - kappa * v + s * (layer_norm(v, eps, g, h) - v)
+
+    theta = gamma + leak - allowed_push(1.0, **system, values=values, network=network)
+    source = R * gamma * radius + f0 * force
+    if kind == "step":
+        T = place.sigmoid() / (gamma + leak)
+        end = u + reach * per_example(T) * moved(u)
+        allowed = (1 - theta * T) * start + source * T
+    else:
+        stiff = gamma * g.abs().amax(dim=(-2, -1)) / root + gamma + leak + rate
+        T = place.sigmoid() / torch.maximum(gamma + leak - rate, 2 * stiff / steps)
+        end = flow(moved, u, T=per_example(T), steps=steps)
+        allowed = torch.exp(-theta * T) * start + source * growth(-theta, T)
+    unit = rate + leak + gamma + (gamma * radius + force) / start
+    return 1 + (longest(end) / allowed - 1) / (T * unit)
 
 
 # The printed statements.
@@ -263,18 +472,171 @@ SHAPES = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1), (4, 2))]
 WIDE = over_decades(-2, 1, *SYSTEM)
 
 
-def small_force(seed: int, **drawn: Tensor) -> Start:
-    """A constant vector b of size 0.1, and √ε around e^{−1}: where most systems are soft enough for the steps."""
-    drawn["b"], drawn["ln_root"] = 0.1 * drawn["b"], drawn["ln_root"] - 1
-    return WIDE(seed, **drawn)
+def leading(n: int, alone: float) -> Tensor:
+    """Two leading tokens α, −α and the others at ±β, of mean zero and length 1; alone: the share 2α² of the two."""
+    others = math.sqrt((1 - alone) / (n - 2)) if n > 2 else 0.0
+    half = torch.tensor([math.sqrt(alone / 2), *[others] * (n // 2 - 1)], dtype=torch.float64)
+    return torch.cat([half, -half])
 
+
+def most_growth(n: int) -> float:
+    """The share of the two leading tokens at which averages move the tokens apart fastest."""
+    return (1 + 1 / math.sqrt(n / 2)) / 2
+
+
+def near_leaders(alone: Callable[[int], float] | float, slack: float = 0.02, sharp: float = 12.0):
+    """A `start` that puts every other example near u = wᵀe with leading tokens, attended to sharply by the others.
+
+    The matrices are then positive multiples of the identity with a little noise, W so small that tanh is a line.
+    """
+
+    def start(seed: int, **drawn: Tensor) -> Start:
+        drawn = WIDE(seed, **drawn)
+        u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64)
+        n, sizes = u.shape[-2], per_example(size(u[::2]))
+        share = alone(n) if callable(alone) else alone
+        w = leading(n, share)
+        gap = w.sort().values
+        least = (gap[-1] * 2 if n == 2 else gap[n // 2] * (gap[-1] - gap[-2])) or 1.0
+        field = torch.zeros_like(u[::2])
+        field[..., 0] = w
+        u[::2] = sizes * (field + slack * share * u[::2] / sizes / n)
+        drawn["A"][::2] = eye * sharp / (sizes**2 * least)
+        for name, scale in (("V", 1.0), ("U", 1.0), ("W", 0.02 / sizes)):
+            factor = per_example(norm2(drawn[name][::2])) if name != "W" else scale
+            drawn[name][::2] = factor * eye
+        if "ln_rise" in drawn:  # nearly no diffusion, and in half of them nearly constant γ
+            drawn["ln_D"][::2] -= 8
+            drawn["ln_rise"][::4] -= 8
+            drawn["ln_rise"][2::4] = -1.0
+        return drawn
+
+    return start
+
+
+def attended(alone: Callable[[int], float] | float):
+    """The same for free weights: every other example has leading tokens and logits that look at them."""
+
+    def start(seed: int, **drawn: Tensor) -> Start:
+        w, logits, n = drawn["w"], drawn["logits"], drawn["w"].shape[-2]
+        w[::2] = 0.02 * w[::2] / n
+        w[::2, :, 0] += leading(n, alone(n) if callable(alone) else alone)
+        logits[::2, : n // 2, 0] += 12.0
+        logits[::2, n // 2 :, n // 2] += 12.0
+        drawn["V"][::2] = torch.eye(w.shape[-1], dtype=w.dtype)
+        return drawn
+
+    return start
+
+
+def one_leader(seed: int, **drawn: Tensor) -> Start:
+    """Every other example has one long token, and logits that look at it."""
+    w, logits, n = drawn["w"], drawn["logits"], drawn["w"].shape[-2]
+    share = (1 + 1 / math.sqrt(n)) / 2
+    w[::2] = 0.02 * w[::2] / n
+    w[::2, 0, 0] += math.sqrt(share)
+    w[::2, 1:, 0] += math.sqrt((1 - share) / (n - 1))
+    logits[::2, :, 0] += 12.0
+    drawn["V"][::2] = torch.eye(w.shape[-1], dtype=w.dtype)
+    return drawn
+
+
+def one_leader_in_a_flow(seed: int, **drawn: Tensor) -> Start:
+    """Of four examples one as `one_leader`, one in which the pull rules, one in which a constant vector b does."""
+    drawn["b"], drawn["ln_root"] = 0.1 * drawn["b"], drawn["ln_root"] - 1
+    drawn = WIDE(seed, **drawn)
+    u, eye, n = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64), drawn["u"].shape[-2]
+    share, sizes = (1 + 1 / math.sqrt(n)) / 2, 100.0  # so long that ‖N(u)‖ ≤ 1 hardly counts
+    long, short = math.sqrt(share), math.sqrt((1 - share) / (n - 1))
+    u[::4] = 0.02 * u[::4] / n
+    u[::4, 0, 0] += sizes * long
+    u[::4, 1:, 0] += sizes * short
+    drawn["A"][::4] = eye * 12.0 / (sizes**2 * short * (long - short))
+    drawn["V"][::4], drawn["b"][::4] = 20 * eye, 1e-3 * drawn["b"][::4]
+    drawn["W"][::4], drawn["U"][::4] = 0.02 * eye / sizes, 1000 * eye * sizes
+
+    for quarter in (1, 2):
+        for name in ("V", "W", "b"):
+            drawn[name][quarter::4] *= 1e-3
+    u[1::4] = centred(u[1::4])
+    drawn["ln_root"][1::4] = size(u[1::4]).log() - 3
+    along = torch.ones_like(u[2::4, :1])
+    u[2::4], drawn["b"][2::4], drawn["margin"][2::4] = 0.1 * along, along, drawn["margin"][2::4] - 4
+    return drawn
+
+
+def aligned(seed: int, **drawn: Tensor) -> Start:
+    """Three of four examples have equal tokens without a mean over their features, and matrices that stretch them.
+
+    In the first of the four attention rules, in the second the network, in the third a constant vector b.
+    """
+    drawn["b"], drawn["ln_root"] = 0.1 * drawn["b"], drawn["ln_root"] - 2
+    drawn = WIDE(seed, **drawn)
+    u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64)
+    along = u.new_tensor([1.0, -1.0]).repeat(u.shape[-1])[: u.shape[-1]]
+    for quarter, (V, network, b) in enumerate(((1.0, 0.1, 0.01), (0.1, 1.0, 0.01), (0.1, 0.1, 10.0))):
+        sizes = per_example(size(u[quarter::4]))
+        u[quarter::4] = sizes * (along + 0.01 * u[quarter::4] / sizes)
+        drawn["g"][quarter::4], drawn["h"][quarter::4] = 1.0, 0.3 * along
+        drawn["V"][quarter::4], drawn["b"][quarter::4] = 3 * V * eye, b * along * sizes
+        drawn["W"][quarter::4], drawn["U"][quarter::4] = 0.02 * eye / sizes, 150 * network * eye * sizes
+    return drawn
+
+
+def slowest_mode(seed: int, **drawn: Tensor) -> Start:
+    """Every other example is near cos πx, with weak attention and a D near a multiple of the identity."""
+    drawn = WIDE(seed, **drawn)
+    u, n = drawn["u"], drawn["u"].shape[-2]
+    wave = torch.cos(math.pi * (torch.arange(n, dtype=u.dtype) + 0.5) / n)
+    sizes = per_example(size(u[::2]))
+    u[::2] = 0.01 * u[::2]
+    u[::2, :, 0] += sizes[:, :, 0] * wave
+    drawn["V"][::2] = 1e-4 * drawn["V"][::2]
+    eye = torch.eye(u.shape[-1], dtype=u.dtype)
+    drawn["W"][::2], drawn["U"][::2] = 0.02 * eye / sizes, eye
+    drawn["M"][::2], drawn["B"][::2] = 0.3 * eye, 0.05 * drawn["B"][::2]
+    return drawn
+
+
+FREE = {"w": "n d", "logits": "n n", "V": "d d"}
+MANY = [{"n": n, "d": d} for n, d in ((2, 1), (4, 1), (4, 2), (8, 1), (16, 2))]
+CLOCK = dict.fromkeys(("ln_eps", "margin", "place", "ln_rise", "ln_leak", "ln_D"), "")
+DECAY = {
+    "vary": SYSTEM | CLOCK,
+    "start": near_leaders(most_growth),
+    "wrong": {"γ at its largest": {"largest": True}},
+    "shrink": ("pull", "values", "network", "eps"),
+    "batch": 24,
+    "steps": 40,
+}
+NORMED = SYSTEM | {"b": "1 d", "g": "1 d", "h": "1 d", "ln_root": "", "margin": "", "ln_leak": "", "place": ""}
+PAIRS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1))]
+EULER = {
+    "vary": SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": ""},
+    "wrong": {"no overshoot": {"factor": without_overshoot}, "overshoot alone": {"factor": overshoot_alone}},
+    "shrink": ("pull", "values", "network", "eps"),
+    "batch": 48,
+}
 
 run = attack(
     "attack_stability",
     {
-        "dissipation": Statement(dissipation, over={"effective": EFFECTIVE}, printed=True),
         "energy_decay": Statement(energy_decay, printed=True),
+        "dissipation": Statement(dissipation, over={"effective": EFFECTIVE}, lemma=True),
         "one_sided": Statement(one_sided, SYSTEM, SHAPES, start=WIDE, shrink=("values", "network"), batch=64),
+        "average_growth": Statement(
+            average_growth, FREE, MANY, start=attended(most_growth), shrink=("values",), each=True
+        ),
+        "average_size": Statement(average_size, FREE, MANY, start=attended(0.99), shrink=("values",), each=True),
+        "average_product": Statement(average_product, FREE, MANY, start=one_leader, shrink=("values",), each=True),
+        "jung": Statement(
+            jung,
+            {"u": "n d"},
+            [{"n": n, "d": d} for n, d in ((2, 2), (3, 2), (4, 3), (6, 2))],
+            wrong={"one feature less": {"dimensions": 1}},
+            shrink=("chi",),
+            steps=200,
+        ),
         "poincare": Statement(
             poincare,
             {"u": "n d", "M": "d d", "B": "d d"},
@@ -284,17 +646,64 @@ run = attack(
             batch=48,
             steps=150,
         ),
-        "decay": Statement(
-            decay,
-            SYSTEM | {"ln_eps": "", "margin": "", "place": ""},
-            SHAPES,
-            start=WIDE,
-            shrink=("pull", "K", "eps"),
-            batch=32,
+        "decay": Statement(decay, **DECAY, sizes=SHAPES, over={"of": ("spread",)}),
+        "decay_leaking": Statement(decay, **DECAY, sizes=PAIRS, over={"of": ("spread",), "leaking": (True,)}),
+        "decay_diffusing": Statement(
+            decay_diffusing,
+            SYSTEM | {"M": "d d", "B": "d d", "ln_eps": "", "margin": "", "place": ""},
+            [{"n": n, "d": d} for n, d in ((3, 1), (4, 2))],
+            start=slowest_mode,
+            wrong={"π² for 4N² sin²": {"continuum": True}},
+            shrink=("least", "network", "pull"),
             steps=40,
         ),
         "extinction": Statement(
-            extinction, SYSTEM | {"margin": ""}, SHAPES, start=WIDE, shrink=("pull", "K"), batch=32, steps=40
+            extinction,
+            SYSTEM | {"margin": ""},
+            SHAPES,
+            over={"of": ("spread",)},
+            start=near_leaders(most_growth),
+            shrink=("pull", "values", "network"),
+            batch=24,
+            steps=40,
+        ),
+        "diameter": Statement(
+            decay,
+            **DECAY | {"batch": 16, "steps": 30},
+            sizes=PAIRS,
+            over={"of": ("diameter",), "causal": (False, True), "leaking": (False, True)},
+        ),
+        "diameter_contracting": Statement(
+            decay, **DECAY, sizes=PAIRS[:1], over={"of": ("diameter",), "contracting": (True,)}
+        ),
+        "diameter_extinction": Statement(
+            extinction,
+            SYSTEM | {"margin": ""},
+            PAIRS,
+            over={"of": ("diameter",)},
+            start=near_leaders(1 - 1e-6),
+            shrink=("pull", "values", "network", "chi"),
+            batch=24,
+            steps=40,
+        ),
+        "mean_zero": Statement(
+            mean_zero,
+            SYSTEM | {"m": "1 d", "ln_eps": "", "margin": "", "place": ""},
+            PAIRS,
+            start=near_leaders(most_growth),
+            wrong={"a mean that moves": {"free": True}},
+            shrink=("pull", "values", "network", "eps"),
+            batch=24,
+            steps=40,
+        ),
+        "scaled_pull": Statement(
+            scaled_pull,
+            SYSTEM | {"margin": "", "place": ""},
+            PAIRS,
+            start=near_leaders(most_growth),
+            shrink=("pull", "values", "network"),
+            batch=24,
+            steps=40,
         ),
         "basin": Statement(basin, wrong={"every start": {"dropped": True}, "without ε": {"soft": 0.0}}),
         "floor": Statement(
@@ -305,25 +714,58 @@ run = attack(
             batch=64,
             steps=60,
         ),
-        "euler": Statement(
+        "euler": Statement(euler, **EULER, sizes=SHAPES, start=near_leaders(0.998)),
+        "diameter_euler": Statement(
             euler,
-            SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": ""},
-            SHAPES,
-            start=WIDE,
-            wrong={"no overshoot": {"factor": without_overshoot}, "overshoot alone": {"factor": overshoot_alone}},
-            shrink=("pull", "K", "eps"),
-            batch=64,
+            **EULER,
+            sizes=PAIRS,
+            over={"of": ("diameter",), "causal": (False, True)},
+            start=near_leaders(most_growth),
+        ),
+        "diameter_euler_diffusing": Statement(
+            euler_diffusing,
+            SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": "", "x": ""},
+            PAIRS,
+            start=near_leaders(most_growth),
+            wrong={"condition dropped": {"reach": 4.0}},
+            shrink=("pull", "values", "network"),
+            batch=48,
         ),
         "chatter": Statement(chatter, wrong={"Δtλ to 1.2": {"largest": 1.2}}, shrink=("top",)),
         "cycle": Statement(cycle, wrong={"without ε": {"soft": 0.0}, "−λ": {"sign": -1.0}}),
         "bounded": Statement(
             bounded,
-            SYSTEM | {"b": "1 d", "ln_root": "", "margin": ""},
+            SYSTEM | {"b": "1 d", "ln_root": "", "margin": "", "place": ""},
             SHAPES,
-            start=small_force,
-            shrink=("N", "f0", "K"),
-            batch=32,
+            start=one_leader_in_a_flow,
+            shrink=("N", "f0", "values", "network"),
+            batch=24,
+            steps=30,
+        ),
+        "token_bounded": Statement(
+            token_bounded,
+            SYSTEM
+            | {"b": "1 d", "g": "1 d", "h": "1 d"}
+            | dict.fromkeys(("ln_root", "margin", "ln_leak", "place"), ""),
+            [{"n": 3, "d": d, "1": 1} for d in (2, 4)],
+            over={"causal": (False, True), "kind": ("flow",)},
+            start=aligned,
+            shrink=("R", "f0", "values", "network"),
+            batch=24,
             steps=40,
+        ),
+        "token_bounded_step": Statement(
+            token_bounded,
+            SYSTEM
+            | {"b": "1 d", "g": "1 d", "h": "1 d"}
+            | dict.fromkeys(("ln_root", "margin", "ln_leak", "place"), ""),
+            [{"n": 3, "d": d, "1": 1} for d in (2, 4)],
+            over={"causal": (False, True), "kind": ("step",)},
+            start=aligned,
+            wrong={"Δt longer": {"reach": 3.0}},
+            shrink=("R", "f0", "values", "network"),
+            batch=24,
+            steps=60,
         ),
     },
     effective=EFFECTIVE,

@@ -17,7 +17,7 @@ from pdelab.equation import MasterEquation
 from pdelab.field import Field, centred, token_mean
 from pdelab.formulas import norm2, per_example
 from pdelab.integrators import RK4, Euler, Integrator
-from pdelab.metrics.stability import spread
+from pdelab.metrics.stability import PushConstants, push_constants, spread
 from pdelab.seeds import normal
 from pdelab.solver import solve
 from pdelab.terms.interaction import Interaction
@@ -154,22 +154,37 @@ def gradient_block(seed: int, *, width: int = 2, hidden: int = 8, value: float =
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask of F = Att + FFN − κu on N tokens; c = N unless a smaller column sum is known."""
+    """What the theorems ask of F = Att + FFN − κu on N tokens."""
 
-    value: float  # ‖V‖, summed over the heads
+    heads: tuple[float, ...]  # ‖V‖ of each head
     feedforward: float  # f, a Lipschitz constant of FFN
-    tokens: float  # c, the largest column sum of P
+    tokens: int  # N
     leak: float  # κ
 
     @property
+    def value(self) -> float:
+        """‖V‖, summed over the heads."""
+        return sum(self.heads)
+
+    @property
+    def push(self) -> PushConstants:
+        """λ, K and Λ of `push_constants`, without knowledge of column sums."""
+        return push_constants(self.tokens, self.heads, network=self.feedforward, leak=self.leak)
+
+    @property
     def lipschitz(self) -> float:
-        """K = √c ‖V‖ + f: ‖G(u) − G(μ)‖ ≤ Kσ for G = Att + FFN."""
-        return math.sqrt(self.tokens) * self.value + self.feedforward
+        """K = √(N/2) ‖V‖ + f: the spread of Att + FFN is at most Kσ."""
+        return self.push.lipschitz
 
     @property
     def growth(self) -> float:
-        """λ = √c ‖V‖ + f − κ."""
-        return self.lipschitz - self.leak
+        """λ = ½(1 + √(N/2))‖V‖ + f − κ."""
+        return self.push.growth
+
+    @property
+    def product(self) -> float:
+        """½(1 + √N)‖V‖ + f − κ: ⟨u, F(u)⟩ ≤ this times ‖u‖², and ‖F(0)‖‖u‖ besides."""
+        return (1 + math.sqrt(self.tokens)) / 2 * self.value + self.feedforward - self.leak
 
 
 def constants(equation: MasterEquation, tokens: int) -> Constants:
@@ -178,9 +193,9 @@ def constants(equation: MasterEquation, tokens: int) -> Constants:
     _, _, values = attention.qkv.weight.split(attention.width)
     size = attention.width // attention.heads
     heads = zip(attention.out.weight.split(size, dim=1), values.split(size), strict=True)
-    value = sum(norm2(out @ inner).item() for out, inner in heads)
+    norms = tuple(abs(attention.strength) * norm2(out @ inner).item() for out, inner in heads)
     inner, outer = (norm2(layer.weight).item() for layer in (network.inner, network.outer))
-    return Constants(abs(attention.strength) * value, outer * inner, tokens, attention.leak + network.leak)
+    return Constants(norms, outer * inner, tokens, attention.leak + network.leak)
 
 
 def stabilised(rate: Callable[[Field], Field], gamma: float | Tensor, eps: float) -> Callable[[Field], Field]:
