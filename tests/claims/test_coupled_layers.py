@@ -180,14 +180,14 @@ def test_at_rest_the_derivative_from_layer_to_layer_is_a_resolvent(evidence):
         assert 8 < coarse / fine < 32  # (32/8)² up to higher orders
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq3")
 def test_the_sign_of_eq_3_makes_weights_decay(evidence):
     theta = laws.train_channel("eq 3", decay=0.5, eta=0.01, steps=1000, loss=None)
     assert theta[-1].item() == pytest.approx(1.005**1000, rel=1e-9)
     evidence("printed", holds=theta[-1] < 1, fails=theta[-1] > 1)
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq14")
 def test_the_sign_of_eq_14_makes_weights_decay(evidence):
     theta = laws.train_channel("eq 14", decay=0.5, eta=0.01, steps=1000, loss=None)
     evidence("printed", holds=theta[-1] < 1, fails=theta[-1] > 1)
@@ -199,19 +199,19 @@ def ends_with_and_without(form):
     return [laws.channel_information(path[-1]).item() for path in paths]
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq3")
 def test_the_beta_term_of_eq_3_compresses(evidence):
     pressed, free = ends_with_and_without("eq 3")
     evidence("printed", holds=pressed < free - 0.01, fails=pressed > free + 0.01)
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq14")
 def test_the_beta_term_of_eq_14_compresses(evidence):
     pressed, free = ends_with_and_without("eq 14")
     evidence("printed", holds=pressed < free - 0.01, fails=pressed > free + 0.01)
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq3")
 def test_with_an_upper_bound_in_place_of_the_information_the_flow_compresses_too(evidence):
     """Î = θ²/2 ≥ I: ∂θ = θ(q² − β − λ) rests at q = √(β + λ) if that is below 1, else at θ = 0."""
     off = []
@@ -225,7 +225,7 @@ def test_with_an_upper_bound_in_place_of_the_information_the_flow_compresses_too
     evidence("repair", holds=max(off) < 1e-6, fails=max(off) > 1e-2)
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq3")
 def test_the_corrected_flow_shrinks_weights_and_information(evidence):
     theta = laws.train_channel("corrected", decay=0.5, eta=0.01, steps=1000, loss=None)
     exact = math.exp(-5)
@@ -235,7 +235,7 @@ def test_the_corrected_flow_shrinks_weights_and_information(evidence):
     evidence("repair", holds=off < 0.02 and falls, fails=off > 0.1 or not falls)
 
 
-@pytest.mark.claim("P1-eq3/14")
+@pytest.mark.claim("P1-eq3")
 def test_the_corrected_flow_rests_where_the_closed_form_says(evidence):
     off = []
     for beta, decay in ((0.25, 0.0), (0.5, 0.05), (0.1, 0.1)):

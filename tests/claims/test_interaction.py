@@ -205,3 +205,15 @@ def test_is_the_printed_sum_without_minus_u_a_reparametrisation_for_full_width_h
     W = laws.orthogonal(0, "shared", width=WIDTH)
     gap = (printed(False, theirs, u, W) - theirs(u, u, u, need_weights=False)[0]).abs().max().item()
     evidence("repair", holds=gap < 1e-10, fails=gap > 1e-6)
+
+
+@pytest.mark.claim("P2-eq19")
+def test_is_every_printed_sum_without_minus_u_and_of_full_width_a_multi_head_attention(evidence):
+    """The other way round: values W_V,h of full width and one W_O, against concatenation followed by the blocks W_O."""
+    term = SharedOutputInteraction(WIDTH, HEADS, leak=False).double().requires_grad_(False)
+    u = tokens()
+    query, key, value = (part.reshape(HEADS, WIDTH, WIDTH) for part in term.qkv.weight.chunk(3))
+    scores = [(u @ q.T) @ (u @ k.T).transpose(-1, -2) / WIDTH**0.5 for q, k in zip(query, key, strict=True)]
+    heads = torch.cat([s.softmax(-1) @ (u @ v.T) for s, v in zip(scores, value, strict=True)], dim=-1)
+    gap = (heads @ torch.cat([term.out.weight] * HEADS, dim=1).T - term(u)).abs().max().item()
+    evidence("repair", holds=gap < 1e-10, fails=gap > 1e-6)

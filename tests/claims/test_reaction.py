@@ -1,9 +1,9 @@
-"""What the papers state of the feed-forward term.  (P2 eq 6; P1 eq 12-13)"""
+"""What the papers and a summary state of the feed-forward term.  (P2 eq 6; P1 eq 12-13; S)"""
 
 import pytest
 import torch
 
-from pdelab import Interaction, Reaction, solve
+from pdelab import Diffusion, Interaction, Reaction, solve
 from pdelab.field import positions
 from pdelab.metrics.jacobian import influence
 from pdelab.seeds import normal, seeded
@@ -94,3 +94,37 @@ def test_does_the_printed_term_with_its_input_act_on_each_token_alone(evidence):
     off = table[~torch.eye(7, dtype=torch.bool)].max().item()
     assert table.diagonal().min() > 0.01
     evidence("printed", holds=off == 0, fails=off > 1e-9)
+
+
+# S-ffn: is the network a local diffusion?
+
+
+@pytest.mark.claim("S-ffn")
+def test_does_the_network_move_anything_between_positions_as_diffusion_does(evidence):
+    """One token is changed; after eight layers, how much did its neighbours move?"""
+    u = normal(6, "u", size=(1, 7, 6))
+    changed = u.clone()
+    changed[0, 3] += 1
+    moved = []
+    for term, dt in ((Reaction(6, 20).double(), 1.0), (Diffusion(1.0), 0.001)):
+        first, second = (solve(term, start, steps=8, dt=dt).final for start in (u, changed))
+        moved.append((first - second)[0, 2].abs().max().item())
+    assert moved[1] > 1e-3, "diffusion must move them"
+    evidence("printed", holds=moved[0] > 1e-9, fails=moved[0] == 0)
+
+
+@pytest.mark.claim("S-ffn")
+def test_does_the_network_treat_waves_of_every_length_alike(evidence):
+    """δu = cos(kπx)e about a constant state: its growth must not depend on k, as that under diffusion does."""
+    term, base = Reaction(6, 20, activation="tanh").double(), normal(7, "u", size=(1, 1, 6))
+    x, e = positions(base.expand(1, 32, 6)), normal(7, "e", size=(6,))
+    u = base.expand(1, 32, 6).contiguous()
+    gains = {"network": [], "diffusion": []}
+    for k in (1, 4, 12):
+        wave = torch.cos(k * torch.pi * x).reshape(1, -1, 1) * e
+        for name, rate in (("network", term), ("diffusion", Diffusion(1e-3))):
+            change = torch.func.jvp(rate, (u,), (wave,))[1]
+            gains[name].append((change.norm() / wave.norm()).item())
+    spread = {name: max(found) / min(found) - 1 for name, found in gains.items()}
+    assert spread["diffusion"] > 10, "diffusion must damp fine waves more"
+    evidence("repair", holds=spread["network"] < 1e-9, fails=spread["network"] > 1e-3)

@@ -72,7 +72,8 @@ def _judge(claim: Claim, load: Callable[..., list[Result]]) -> Outcome:
         named = claim.evidence.get("experiment")
         results = load(named, claim.evidence.get("scale", "book")) if named else []
     if not results:
-        return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"))
+        others = tuple(_otherwise(claim, load)) if claim.evidence else ()
+        return Outcome(claim, Ruling(Verdict.UNMEASURED, "no evidence is recorded yet"), others=others)
     sources = tuple(dict.fromkeys(name for r in results for name in r.configuration.get("tests", [r.experiment])))
     if claim.kind == "construction":
         return Outcome(claim, rule(claim, results), sources)
@@ -223,6 +224,8 @@ def _apart(control: str, figure: str) -> str:
     >>> _apart("linear/untrained_label_gap", "linear/label_gap"), _apart("rows-bare-shuffled/drop", "rows-bare/drop")
     ('untrained', 'shuffled')
     """
+    if " less " in control:
+        return control.replace("_", " ")
     model, _, name = control.rpartition("/")
     own, _, mine = figure.rpartition("/")
     parts = [model.removeprefix(own).removesuffix(own).strip("_-"), name.removesuffix(mine).strip("_")]
