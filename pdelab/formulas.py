@@ -140,7 +140,7 @@ def attention_lipschitz(
     2.0
     """
     scores, r = norm2(A), R if r is None else r
-    root = (columns * (1 + (r * (scores * R + b)) ** 2)) ** 0.5
+    root = columns**0.5 * (1 + (r * (scores * R + b)) ** 2) ** 0.5
     return norm2(V) * (scores * r**2 + root)
 
 

@@ -107,6 +107,18 @@ class Line:
         return self.a.abs(), fastest, self.c.abs()
 
 
+def slope_in_max(jacobian: Tensor) -> float:
+    """max_i max_{|w|=1} Σ_j |J_ijᵀw|, the norm of J (N, 2, N, 2) in max_i|·|, over 720 directions w of the plane.
+
+    >>> slope_in_max(torch.eye(4, dtype=torch.float64).reshape(2, 2, 2, 2))
+    1.0
+    """
+    turn = torch.arange(720, dtype=jacobian.dtype) * (2 * math.pi / 720)
+    w = torch.stack([turn.cos(), turn.sin()], dim=-1)
+    along = torch.einsum("wa,iajb->wijb", w, jacobian)
+    return along.norm(dim=-1).sum(dim=-1).max().item()
+
+
 def heat_growth(D: Tensor, tokens: int, t: float) -> Tensor:
     """max_k ‖e^{tλ_k D}‖ over the modes of N reflecting tokens, D (…, d, d): how much time t can enlarge a field."""
     rates = laplacian_eigenvalues(tokens)[:: max(1, tokens // 64)]

@@ -7,6 +7,8 @@ away: where it does nearly nothing a plain ratio would be 1 without any search.
 """
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -166,6 +168,21 @@ def steepest_on_a_line(x: float, n: int, seed: int = 0, batch: int = 32) -> floa
     return ascend(score, start, steps=200).max().item()
 
 
+def slopes_found(places: Sequence[float]) -> dict[str, list[float]]:
+    """Slopes over x + √(1 + x²) at each x: the steepest states, the rotary example, and ascent in one dimension."""
+    found = {name: [] for name in ("N = 101", "N = 9", "rotary", "d = 1, ascent")}
+    plane = torch.eye(2, dtype=torch.float64)
+    for x in places:
+        most = x + math.hypot(1, x)
+        for n in (101, 9):
+            u, A, direction = laws.steepest(x, n)
+            found[f"N = {n}"].append(laws.slope_at(partial(attention, A=A, V=plane), u, direction) / most)
+        u, angles, direction = laws.turned_state(laws.turned_slope(x)[1], x)
+        found["rotary"].append(laws.slope_at(partial(laws.read_turned, angles=angles, a=x), u, direction) / most)
+        found["d = 1, ascent"].append(steepest_on_a_line(x, 9) / most)
+    return found
+
+
 # Spread and diameter
 
 
@@ -193,16 +210,6 @@ def softmax(scores, *, ranges=1.0) -> Tensor:
 # The diameter at three speeds, with ϑ(δ) = Σ_h v_h tanh(a_hδ²/4), a_h = ‖A_h‖, v_h = ‖V_h‖: A, V (…, head, d, d)
 
 
-def of_heads(u, A, V) -> Tensor:
-    """Σ_h Att_h(u)."""
-    return attention(u.unsqueeze(-3), A, V).sum(dim=-3)
-
-
-def differences_of_heads(u, A, V) -> Tensor:
-    """Σ_h Att_h(u) − 1V_hμ: the same up to one vector for all tokens, without its cancellation."""
-    return (attention_weights(u.unsqueeze(-3), A) @ centred(u).unsqueeze(-3) @ V.mT).sum(dim=-3)
-
-
 def theta(A, V, delta, *, a=1.0, v=1.0) -> Tensor:
     """ϑ(δ) = Σ_h v_h tanh(a_hδ²/4); a and v multiply all a_h and all v_h."""
     return v * (norm2(V) * attention_contraction(a * A, delta.unsqueeze(-1))).sum(dim=-1)
@@ -211,7 +218,7 @@ def theta(A, V, delta, *, a=1.0, v=1.0) -> Tensor:
 def pair(u, A, V, *, a=1.0, v=1.0) -> Tensor:
     """|Att_0 − Att_1| ≤ Σ_h v_h δ tanh(a_h δ|u_0 − u_1|/4), δ = diam(u): for each pair its own distance counts."""
     delta, gap = diameter(u), (u[:, 0] - u[:, 1]).norm(dim=-1)
-    moved = differences_of_heads(u, A, V)
+    moved = laws.differences_of_heads(u, A, V)
     value = (moved[:, 0] - moved[:, 1]).norm(dim=-1)
     return quotient(value / delta, theta(A, V, (delta * gap).sqrt(), a=a, v=v))
 
@@ -219,14 +226,14 @@ def pair(u, A, V, *, a=1.0, v=1.0) -> Tensor:
 def contraction(u, A, V, *, a=1.0, v=1.0) -> Tensor:
     """diam(Att(u)) ≤ ϑ(δ) δ, δ = diam(u)."""
     delta = diameter(u)
-    return quotient(diameter(differences_of_heads(u, A, V)) / delta, theta(A, V, delta, a=a, v=v))
+    return quotient(diameter(laws.differences_of_heads(u, A, V)) / delta, theta(A, V, delta, a=a, v=v))
 
 
 def cubes(u, A, V, *, a=1.0, v=1.0) -> Tensor:
     """√(w/4) δ_2 ≤ (√(w/4) δ_0)⁹ after two layers of attention alone, w = Σ_h a_hv_h."""
-    once = differences_of_heads(u, A, V)
+    once = laws.differences_of_heads(u, A, V)
     w = a * v * (norm2(A) * norm2(V)).sum(dim=-1)
-    return quotient(diameter(differences_of_heads(once, A, V)), (w / 4) ** 4 * diameter(u) ** 9)
+    return quotient(diameter(laws.differences_of_heads(once, A, V)), (w / 4) ** 4 * diameter(u) ** 9)
 
 
 def layers(u, A, V, log_a, log_v, *, a=1.0, v=1.0) -> Tensor:
@@ -268,7 +275,7 @@ def leak(u, A, V, excess, *, times, a=1.0, v=1.0) -> Tensor:
     delta = diameter(u)
     kappa = (1 + excess.exp()) * theta(A, V, delta)
     T, rate = times / (kappa + norm2(V).sum(dim=-1)), per_example(kappa)
-    end = integrators.flow(lambda w: of_heads(w, A, V) - rate * w, u, T=per_example(T), steps=20)
+    end = integrators.flow(lambda w: laws.of_heads(w, A, V) - rate * w, u, T=per_example(T), steps=20)
     gained = kappa * T + (diameter(end) / delta).log()
     return quotient(gained, T * theta(A, V, delta, a=a, v=v), least=1e-4)
 
@@ -276,21 +283,21 @@ def leak(u, A, V, excess, *, times, a=1.0, v=1.0) -> Tensor:
 def step(u, A, V, odds, *, a=1.0, v=1.0) -> Tensor:
     """diam(u⁺) ≤ (1 − s + s ϑ(δ)/κ) δ for u⁺ = u + Δt(Σ_h Att_h(u) − κu), s = κΔt ≤ 1; here κ = 1."""
     delta, dt, rest = diameter(u), odds.sigmoid(), centred(u)
-    moved = rest + per_example(dt) * (differences_of_heads(u, A, V) - rest)
+    moved = rest + per_example(dt) * (laws.differences_of_heads(u, A, V) - rest)
     return quotient(diameter(moved) / delta - (1 - dt), dt * theta(A, V, delta, a=a, v=v))
 
 
 def skip(u, A, V, *, a=1.0, v=1.0) -> Tensor:
     """diam(u + Att(u)) ≥ (1 − ϑ(δ)) δ: attention takes away at most ϑ(δ) δ."""
     delta = diameter(u)
-    moved = centred(u) + differences_of_heads(u, A, V)
+    moved = centred(u) + laws.differences_of_heads(u, A, V)
     return quotient(1 - diameter(moved) / delta, theta(A, V, delta, a=a, v=v))
 
 
 def algebraic(u, A, V, *, half=1.0, T=0.25) -> Tensor:
     """δ(t) ≥ δ_0/√(1 + ½w δ_0² t), w = Σ_h a_hv_h, for u' = Σ_h Att_h(u): δ^{−2} grows at most at the rate ½w."""
     delta, w = diameter(u), (norm2(A) * norm2(V)).sum(dim=-1)
-    left = diameter(integrators.flow(lambda x: of_heads(x, A, V), u, T=T, steps=8)) / delta
+    left = diameter(integrators.flow(lambda x: laws.of_heads(x, A, V), u, T=T, steps=8)) / delta
     return quotient(left**-2 - 1, half * w * delta**2 * T / 2, least=1e-6)
 
 
@@ -303,7 +310,9 @@ def algebraic_layers(u, A, V, log_a, odds, log_v, *, half=1.0, square=True) -> T
 
     moved, count = u, A.shape[1]
     for number in range(count):
-        moved = centred(moved) + per_example(h) * differences_of_heads(moved, A[:, number, None], V[:, number, None])
+        moved = centred(moved) + per_example(h) * laws.differences_of_heads(
+            moved, A[:, number, None], V[:, number, None]
+        )
     grown = half * scores * values * delta**2 * count * h / 2
     bound = grown / (1 - h * values) ** 2 if square else grown
     return quotient((delta / diameter(moved)) ** 2 - 1, bound, least=1e-6)

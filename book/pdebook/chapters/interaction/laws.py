@@ -14,8 +14,8 @@ from scipy.integrate import quad
 from torch import Tensor
 from torch.func import jvp
 
-from pdelab.formulas import attention, attention_weights, centres, diameter, longest, norm2
-from pdelab.integrators import RK4
+from pdelab.formulas import attention, attention_weights, centred, centres, diameter, longest, norm2
+from pdelab.integrators import RK4, flow
 from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 
@@ -175,6 +175,36 @@ def largest_growth(matrix: Tensor) -> float:
 
 
 # Contraction and collapse
+
+
+def of_heads(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
+    """Σ_h Att_h(u), A and V (…, head, d, d)."""
+    return attention(u.unsqueeze(-3), A, V).sum(dim=-3)
+
+
+def differences_of_heads(u: Tensor, A: Tensor, V: Tensor) -> Tensor:
+    """Σ_h Att_h(u) − 1V_hμ: the same up to one vector for all tokens, without its cancellation."""
+    return (attention_weights(u.unsqueeze(-3), A) @ centred(u).unsqueeze(-3) @ V.mT).sum(dim=-3)
+
+
+def diameters_along(rate: Function, u: Tensor, times: Sequence[float]) -> np.ndarray:
+    """diam(u(t)) at each of the times, from u (1, N, d) at the first of them, by RK4."""
+    sizes = [diameter(u).item()]
+    for T in np.diff(times).tolist():
+        u = flow(rate, u, T=T, steps=max(8, int(20 * T)))
+        sizes.append(diameter(u).item())
+    return np.array(sizes)
+
+
+def speeds(u: Tensor, A: Tensor, V: Tensor, layers: int, *times: Sequence[float]) -> list[np.ndarray]:
+    """The diameter layer by layer for attention alone; at times under u' = Att(u) − u; at others under u' = −Att(u)."""
+    state, alone = u, [diameter(u).item()]
+    for _ in range(layers):
+        state = differences_of_heads(state, A, V)
+        alone.append(diameter(state).item())
+    leaky = diameters_along(lambda w: of_heads(w, A, V) - w, u, times[0])
+    kept = diameters_along(lambda w: -of_heads(w, A, V), u, times[1])
+    return [np.array(alone), leaky, kept]
 
 
 def cubic_bound(delta: float, layers: Sequence[int], w: float) -> np.ndarray:
