@@ -2,9 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
 from importlib import import_module
 
 import torch
+
+
+def command(*words, **options):
+    """`pdelab` with these words, begun in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "pdebook", *words], **pipes | {"env": env} | options)
 
 
 def train_in_child(folder) -> None:

@@ -49,5 +49,13 @@ def test_a_module_of_the_ledger_loads_no_torch(name):
     assert not loaded_by(f"import pdebook.ledger.{name}", "torch")
 
 
+@pytest.mark.parametrize("words", ["--help", "run --help", "claims", "results", "results heat_ends", "data list"])
+def test_a_command_that_only_reads_loads_no_torch(words):
+    code = (
+        f"from click.testing import CliRunner; from pdebook.cli import main; CliRunner().invoke(main, {words.split()})"
+    )
+    assert loaded_by(code, "torch", "pdebook.cli") == ["pdebook.cli"]
+
+
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(pdelab, "no_such_thing")

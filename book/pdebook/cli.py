@@ -3,10 +3,8 @@
 Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not understood; 3 data are missing; 130 stopped.
 """
 
-import os
 import platform
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
@@ -15,19 +13,13 @@ from itertools import groupby
 from pathlib import Path
 
 import click
-import torch
-from tqdm.auto import tqdm
 
 from pdebook import ledger
-from pdebook.evidence import run as runner
-from pdebook.evidence.experiment import Scale, choose_scale
-from pdebook.ledger.record import Result, Store, Summary, summarise
-from pdebook.ledger.sources import experiments
-from pdebook.terminal import DAMAGED, EXPECTED, MISSING, STOPPED, Group, Seeds, fail, matching, stores, table
+from pdebook.ledger.record import Result, Scale, Store, Summary, summarise
+from pdebook.terminal import DAMAGED, MISSING, Group, Seeds, fail, stores, table
 from pdelab import __version__
 from pdelab.datasets import cache
 from pdelab.files import check_writable
-from pdelab.training import choose_device
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch")
@@ -61,96 +53,12 @@ def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
 
     What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
     """
-    if not names:
-        known = {name: runner.find(name) for name in experiments()}
-        rows = [(name, "/".join(one.scales), getdoc(one).split("\n")[0]) for name, one in known.items()]
-        table(rows, ("experiment", "scales", "what it measures"))
-        click.echo("Next: pdelab run NAME, or a pattern such as 'corners-*'")
-        return
-    scale, chosen = _size_and_device(scale, device)
-    wanted, known = _having(scale, names), list(stores(folder).values())
-    store = known[0]
-    try:
-        todo = runner.jobs(wanted, scale, seeds, known, again, steps)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    from pdebook import running  # and torch, which takes seconds
 
-    if skipped := len(wanted) * len(seeds) - len(todo):
-        places = " or ".join(str(one.folder) for one in known)
-        click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
-    workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
-    if todo:
-        store.check_writable()
-        check_writable(runner.folder())
-        beside = f", {workers} at a time" if len(todo) > 1 else ""
-        click.echo(f"{len(todo)} to run on {chosen}{beside}{_expected(todo, workers)}; results go to {store.folder}")
-
-    bars = not quiet and sys.stderr.isatty()  # in a log file every turn of a bar is a line of its own
-    options = {"device": str(chosen), "workers": workers, "progress": bars, "threads": threads}
-    stopped, failed, missing = [], [], []
-    for job, outcome in runner.do_all(todo, store, **options):
-        if isinstance(outcome, runner.Stopped):
-            stopped.append(f"{job}: {outcome.where}")
-        elif isinstance(outcome, cache.DataMissing):
-            missing.append(str(outcome))
-        elif isinstance(outcome, EXPECTED):
-            failed.append(f"{job}: failed, {outcome}")
-        elif isinstance(outcome, Exception):
-            tqdm.write("".join(traceback.format_exception(outcome)), file=sys.stderr)
-            failed.append(f"{job}: failed, {type(outcome).__name__}: {outcome}")
-        else:
-            tqdm.write(f"{job}: {_done(outcome)}, {store.path(job.name, job.scale, job.seed)}", file=sys.stdout)
-
-    troubles = [*failed, *dict.fromkeys(missing), *stopped]
-    if stopped:
-        repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
-        fail("\n".join([*troubles, f"The same command goes on with what is left.{repeats}"]), STOPPED)
-    if troubles:
-        fail("\n".join(troubles), DAMAGED if failed else MISSING)
-    click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
-
-
-def _having(scale: Scale, names: Sequence[str]) -> list[str]:
-    """The experiments that are meant: those named, and of those that fit a pattern the ones that have this scale."""
-    wanted = matching(names)
-    without = [name for name in wanted if name not in names and scale not in runner.find(name).scales]
-    if without == wanted:
-        raise click.UsageError(f"none of {', '.join(wanted)} has the scale {scale}")
-    if without:
-        click.echo(f"{len(without)} have no scale {scale} and are left out: {', '.join(without)}")
-    return [name for name in wanted if name not in without]
-
-
-def _expected(todo: Sequence[runner.Job], workers: int) -> str:
-    """How long it may take, by the times in the book's record; nothing where one is not recorded."""
-    known = {(r.experiment, r.scale): r.seconds for r in Store().survey()[0] if "cut" not in r.configuration}
-    times = [known.get((job.name, job.scale)) if job.steps is None else None for job in todo]
-    if None in times:
-        return ""
-    minutes = max(sum(times) / workers, *times) / 60
-    return f", about {minutes:.0f} min by the times recorded" if minutes >= 1 else ""
-
-
-def _size_and_device(scale: str | None, device: str) -> tuple[Scale, torch.device]:
-    """What was asked for, if this machine has it."""
-    try:
-        size = choose_scale(scale)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    try:
-        chosen = choose_device(device)
-        torch.zeros(1, device=chosen)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        words = f"--device {device}: this machine has none; cpu is always there, and auto takes the best there is"
-        raise click.UsageError(words) from error
-    return size, chosen
-
-
-def _done(result: Result) -> str:
-    """How a run ended, and how long it took."""
-    lost = f", diverged: {', '.join(result.diverged)}" if result.diverged else ""
-    less = f", cut to {result.configuration['cut']}" if "cut" in result.configuration else ""
-    return f"{result.status}{lost}{less}, {result.seconds:.1f} s"
+    if names:
+        running.run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
+    else:
+        running.list_experiments()
 
 
 @main.command()
@@ -350,6 +258,8 @@ def verify(names) -> None:
 @main.command()
 def doctor() -> None:
     """What is installed, which device, which folders and data, and what is missing and how to get it."""
+    from pdebook import running  # and torch, which takes seconds
+
     advice, faults = [], []
     rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
     for name in (*PACKAGES, "jupyterlab", "pytest"):
@@ -358,9 +268,7 @@ def doctor() -> None:
         except PackageNotFoundError:
             rows.append((name, "not installed"))
             advice.append(f"{name} is missing: pip install {name}")
-    device = choose_device()
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    rows += [("device", kind), ("cores", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
+    rows += running.machine()
 
     own = stores(None)["yours"].folder
     for what, folder, variable in (("data", cache.folder(), "PDELAB_DATA"), ("results", own, "PDELAB_RESULTS")):
@@ -381,7 +289,7 @@ def doctor() -> None:
         rows.append((f"results, {whose}", f"{len(found)} in {store.folder}, {len(damaged)} damaged"))
         faults += map(str, damaged.values())
     try:
-        rows.append(("scale", choose_scale()))
+        rows.append(("scale", running.choose_scale()))
     except ValueError as error:
         rows.append(("scale", "not understood"))
         advice.append(str(error))

@@ -4,9 +4,12 @@ A Dataset's name says which one it is, and stands in every result and figure mad
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from pdelab.datasets.base import Dataset
 from pdelab.options import choose
+
+if TYPE_CHECKING:
+    from pdelab.datasets.base import Dataset
 
 # name -> module that makes it, loaded when it is asked for
 _NAMES = {
@@ -32,7 +35,7 @@ def names() -> list[str]:
     return list(_modules())
 
 
-def load(name: str, **options) -> Dataset:
+def load(name: str, **options) -> "Dataset":
     """The data set of that name; the options, such as length=, are those of the `load` of its own module.
 
     >>> load("digits-rows").train.x.shape                     # (example, token, feature)
@@ -40,3 +43,9 @@ def load(name: str, **options) -> Dataset:
     """
     module = choose("name", name, _modules())
     return import_module(f"pdelab.datasets.{module}").load(name, **options)
+
+
+def __getattr__(name: str):
+    if name == "Dataset":  # which loads torch, and the list of public files needs none
+        return import_module("pdelab.datasets.base").Dataset
+    raise AttributeError(f"module 'pdelab.datasets' has no attribute {name!r}")

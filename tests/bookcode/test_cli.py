@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import children
 import pytest
@@ -97,7 +98,7 @@ def test_a_cut_training_and_a_whole_one_are_two_things(places, monkeypatch):
 
 
 def test_a_pattern_names_several_and_each_once():
-    assert cli.matching(["corners-*", "corners-images", "heat_ends"]) == [
+    assert terminal.matching(["corners-*", "corners-images", "heat_ends"]) == [
         "corners-images",
         "corners-listops",
         "heat_ends",
@@ -244,13 +245,13 @@ def test_results_say_what_was_cut_and_name_every_commit_once(places):
 
 def test_lines_end_where_a_terminal_does_and_are_whole_in_a_pipe(monkeypatch, capsys):
     rows = [("a", "b" * 200)]
-    cli.table(rows, ("x", "y"), cut=True)
+    terminal.table(rows, ("x", "y"), cut=True)
     assert "b" * 200 in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    cli.table(rows, ("x", "y"), cut=True)
+    terminal.table(rows, ("x", "y"), cut=True)
     assert capsys.readouterr().out.splitlines()[1] == "a  " + "b" * 36 + "…"
-    cli.table(rows, ("x", "y"))
+    terminal.table(rows, ("x", "y"))
     assert "b" * 200 in capsys.readouterr().out
 
 
@@ -325,16 +326,9 @@ def test_the_doctor_says_what_is_here_and_what_is_missing():
         assert expected in words
 
 
-def command(*words, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "pdebook.cli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
-        **options,
-    )
+def command(*words):
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a background job's children would ignore
+    return children.command(*words, preexec_fn=listen)
 
 
 @pytest.mark.parametrize(("jobs", "seeds"), [(1, 1), (2, 5)])
@@ -350,7 +344,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(places, jobs, seeds):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == cli.STOPPED, (out, err)
+    assert process.returncode == terminal.STOPPED, (out, err)
     assert ": stopped" in err
     for seed in range(jobs):  # the first may have ended by then; none is lost without a word
         assert f"seed {seed}: finished" in out or f"seed {seed}: stopped" in err
@@ -430,7 +424,25 @@ def test_missing_data_end_a_run_with_exit_code_3_and_what_to_do(monkeypatch):
 def test_a_reader_who_has_seen_enough_hears_of_no_error():
     read, write = os.pipe()
     os.close(read)  # as `head` does when it ends
-    words = [sys.executable, "-m", "pdebook.cli", "claims"]
-    child = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    child = children.command("claims", stdout=write)
     os.close(write)
-    assert child.stderr == ""
+    assert child.communicate(timeout=120)[1] == ""
+
+
+@pytest.mark.parametrize(("words", "module"), [("--help", "click"), ("claims", "pydantic"), ("run", "torch")])
+def test_ctrl_c_while_modules_are_loaded_ends_in_a_word(words, module):
+    code = f"""
+import signal, sys
+class Stop:
+    def find_spec(self, name, *rest):
+        name == {module!r} and signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Stop())
+sys.argv[1:] = [{words!r}]
+from pdebook.__main__ import main
+main()
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert child.returncode == terminal.STOPPED
+    assert child.stderr.startswith("pdelab: stopped")
+    assert "Traceback" not in child.stderr

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -42,15 +43,7 @@ def places(tmp_path, monkeypatch):
 
 def begin(*words, **options):
     """The command, in a session of its own, so that one can see when all its processes are gone."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pdebook.cli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-        **options,
-    )
+    return children.command(*words, start_new_session=True, **options)
 
 
 def until(condition, seconds=120):

@@ -4,10 +4,7 @@ import dis
 import inspect
 import json
 import multiprocessing
-import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -164,9 +161,9 @@ def test_a_new_process_goes_on_where_another_was_stopped(steps, tmp_path, monkey
     assert "stopped after step" in runner.do(job).where
     assert len(list(job.folder.rglob("checkpoint.pt"))) > 1
 
-    words = [sys.executable, "-m", "pdebook.cli", "run", "bottleneck", "--scale", "smoke", "--seeds", "1", "--quiet"]
-    child = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
+    child = children.command("run", "bottleneck", "--scale", "smoke", "--seeds", "1", "--quiet")
+    err = child.communicate()[1]
+    assert child.returncode == 0, err
     (result,) = Store(tmp_path / "results").load("bottleneck")
     assert numbers(result) == numbers(whole)
     assert not job.folder.exists()  # the checkpoints go when the Result is recorded
