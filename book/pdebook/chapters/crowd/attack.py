@@ -387,13 +387,13 @@ run = attack(
             start=start_sample,
             shrink=("v", "R"),
             wrong={"exponent quartered": {"exponent": 0.25}},
-            steps=60,
+            steps=40,
         ),
         "largest error": Statement(
-            largest, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, wrong={"1/N": {"least": 0.0}}, steps=60
+            largest, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, wrong={"no root": {"least": 0.0}}, steps=40
         ),
         "test function": Statement(
-            mean_of_a_function, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, shrink=("least",), steps=60
+            mean_of_a_function, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, shrink=("least",), steps=40
         ),
         "modes": Statement(modes, wrong={name: {"law": name} for name in WRONG_RATES}),
     },

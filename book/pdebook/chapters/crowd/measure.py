@@ -30,7 +30,7 @@ STEPS, TIME = 10, 1.0
 
 @dataclass(frozen=True)
 class Size:
-    """atoms of the law; counts: N; stacks: tokens of a stack; draws of a sample, and how many of them give W₁."""
+    """atoms of the law; counts: N; stacks: tokens of a stack; draws of a sample, of which `costs` give W₁ if d > 1."""
 
     atoms: int
     counts: tuple[int, ...]
@@ -70,6 +70,7 @@ def root_mean_square(values: Tensor) -> float:
 def sampled(seed: int, d: int, size: Size) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Errors at t = 1 for each N, and what knows nothing of the coupling or of the flow, as lists over N."""
     A, V = weights(seed, d)
+    costs = size.draws if d == 1 else size.costs  # on a line W₁ is a sort
     start = atoms(seed, d, size.atoms)
     end = carried(start, A, V)
     query = normal(seed, "query", d, size=(1, d))
@@ -97,9 +98,9 @@ def sampled(seed: int, d: int, size: Size) -> tuple[dict[str, list[float]], dict
         frozen = laws.read(query, start[chosen], A, V)
         controls["frozen field"].append(root_mean_square((frozen - exact).norm(dim=-1)))
 
-        fresh = end[torch.randint(size.atoms, (size.costs, n), generator=generator)]
-        for name, into, clouds in (("W1", figures, u[: size.costs]), ("W1 of a sample", controls, fresh)):
-            into[name].append(sum(laws.transport_cost(cloud, end) for cloud in clouds) / size.costs)
+        fresh = end[torch.randint(size.atoms, (costs, n), generator=generator)]
+        for name, into, clouds in (("W1", figures, u[:costs]), ("W1 of a sample", controls, fresh)):
+            into[name].append(sum(laws.transport_cost(cloud, end) for cloud in clouds) / costs)
     return figures, controls
 
 
