@@ -12,7 +12,7 @@ from pdebook.chapters.reaction import attack, laws, measure
 from pdebook.evidence.stacks import slope
 from pdelab import RK4, solve
 from pdelab.field import positions
-from pdelab.formulas import attention, reaction_scales, spread
+from pdelab.formulas import attention, reaction_constants, reaction_scales, spread
 from pdelab.metrics.jacobian import jacobian, lipschitz, logarithmic_norm
 from pdelab.metrics.stability import fluctuation
 from pdelab.seeds import normal
@@ -110,6 +110,26 @@ def test_the_constants_are_close_to_the_worst_of_all_slopes_and_never_beyond(wid
 def test_slopes_and_directions_in_turn_find_the_worst_vertex(leak):
     term = laws.gaussian(3, 4, 8, gain=1.5, activation="gelu", leak=leak)
     np.testing.assert_allclose(measure.any_slopes(term, 0, rounds=100), laws.vertex_constants(term), rtol=1e-6)
+
+
+def test_the_lipschitz_bound_is_a_point_of_the_semidefinite_program_of_fazlyab_et_al():
+    """[[−2αβWᵀDW − K², (α + β)WᵀD], [·, W₂ᵀW₂ − 2D]] ≤ 0 with D = K T²/2r, and not for a smaller K with the same T."""
+    low, high = SLOPES["gelu"]
+    term = laws.gaussian(2, 5, 7, gain=1.5, activation="gelu")
+    W1, W2 = term.inner.weight, term.outer.weight
+    scales = reaction_scales(W1, W2, (low, high))
+    squared = (scales.lipschitz.exp() * W2.norm(dim=0) / W1.norm(dim=1)).diag()
+    K = reaction_constants(W1, W2, (low, high), 0.0, scales).lipschitz
+
+    def largest(bound):
+        D = bound * squared / (high - low)
+        corner = (low + high) * W1.T @ D
+        rows = [-2 * low * high * W1.T @ D @ W1 - bound**2 * torch.eye(5, dtype=torch.float64), corner]
+        matrix = torch.cat([torch.cat(rows, dim=1), torch.cat([corner.T, W2.T @ W2 - 2 * D], dim=1)])
+        return torch.linalg.eigvalsh(matrix)[-1].item()
+
+    assert largest(K) < 1e-9
+    assert largest(0.99 * K) > 1e-3
 
 
 def test_too_many_units_for_all_vertices_are_refused():

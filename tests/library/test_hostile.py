@@ -344,6 +344,7 @@ CALLS = {
         activation=word("relu"),
         source=function(lambda x, t: x.unsqueeze(-1).expand(-1, -1, WIDTH), optional=True),
     ),
+    "pdelab.Reaction.constants": call(pdelab.Reaction(WIDTH, 8).constants, steps=size(5, least=0)),
     "pdelab.Reaction()": in_order(pdelab.Reaction(WIDTH, 8)),
     "pdelab.Reaction() with a source": call(
         lambda source: pdelab.Reaction(WIDTH, 8, source=source)(U),
