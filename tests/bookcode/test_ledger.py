@@ -208,8 +208,7 @@ def test_printed_ours_and_controls_stand_side_by_side(store):
 def test_an_attack_is_split_into_ours_and_control(store):
     recorded(store, [attack_run(printed_a=(2, {}), corrected_b=(0, {"K": 7, "bound": 1}))])
     (row,) = ledger.rows([judge(Claim(**entry(kind="theorem", rule="attacked", evidence={"experiment": "e"})), store)])
-    parts = "2 in 100 attempts on 1 printed statement; 0 in 100 attempts on 1 corrected statement"
-    assert row["ours"] == f"violations: {parts}"
+    assert row["ours"] == "broken: 1 of 1 printed statement (100 starts); 0 of 1 corrected statement (100 starts)"
     assert row["control"] == "2 of 2 false neighbours broken in every seed"
 
 

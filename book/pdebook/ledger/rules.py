@@ -218,17 +218,18 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     none was found counts only where the same search broke every false neighbour of this very statement in every seed: a
     wrong law in its place, or its bound with one constant smaller. The claim holds if all its printed statements stand.
     If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand. Steps of
-    a proof, theirs or ours, are counted apart and decide nothing.
+    a proof, theirs or ours, are counted apart and decide nothing. Statements are counted, and how often the search was
+    started; starts are no sample, so how many of them break a statement is no frequency.
     """
     printed, corrected, lemmas = ([one for one in attacks(results) if one.role == role] for role in ROLES)
     found = printed + corrected
     parts = [
-        f"{sum(one.violations for one in some)} in {sum(one.attempts for one in some)} attempts on "
-        f"{len(some)} {role} statement{'s' if len(some) > 1 else ''}"
+        f"{sum(one.violations > 0 for one in some)} of {len(some)} {role} statement{'s' if len(some) > 1 else ''} "
+        f"({sum(one.attempts for one in some)} starts)"
         for role, some in (("printed", printed), ("corrected", corrected))
         if some
     ]
-    ours = "violations: " + ("; ".join(parts) or "no statement was attacked")
+    ours = "broken: " + ("; ".join(parts) or "no statement was attacked")
 
     unbroken = [one for one in found if not one.violations]  # a statement that fell needs no neighbour any more
     neighbours, standing = (sum(len(getattr(one, of)) for one in unbroken) for of in ("neighbours", "standing"))
