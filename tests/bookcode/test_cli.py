@@ -296,8 +296,7 @@ def test_a_claim_shows_ours_and_the_control_with_intervals(places):
     figures, controls = attack_run(printed_a=(3, {}), corrected_b=(0, {"K": 5}))
     store.save(Result("attack_scheme", {}, "book", 0, "finished", figures, controls))
     (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm2"]
-    ours = "3 in 100 attempts on 1 printed statement; 0 in 100 attempts on 1 corrected statement"
-    assert row["ours"] == f"violations: {ours}"
+    assert row["ours"] == "broken: 1 of 1 printed statement (100 starts); 0 of 1 corrected statement (100 starts)"
     assert row["control"] == "1 of 1 false neighbours broken in every seed"
     assert row["from"] == "book/pdebook/chapters/scheme/attack.py::run"
 
