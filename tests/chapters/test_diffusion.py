@@ -263,3 +263,32 @@ def test_a_table_of_independent_rows_is_steepest_at_its_ends():
     """One-sided differences of independent rows have four times the square of central ones."""
     slopes = torch.stack([position_slope(normal(seed, "rows", size=(8, 32))) for seed in range(50)])
     assert (slopes[:, [0, -1]].mean() / slopes[:, 1:-1].mean()).item() == pytest.approx(4, rel=0.15)
+
+
+# Stacked averages
+
+
+def test_a_shift_of_the_ring_moves_a_wave_and_two_neighbours_damp_it_by_a_cosine():
+    n = attack.RING
+    angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    wave = torch.stack([angle.cos(), angle.sin()], dim=-1).unsqueeze(0)
+    p = torch.zeros(2, n, len(attack.WINDOW), dtype=torch.float64)
+    p[0, :, attack.REACH + 3] = 1
+    p[1, :, [attack.REACH - 2, attack.REACH + 2]] = 0.5
+    moved, damped = attack.average(p, wave.expand(2, n, 2))
+    torch.testing.assert_close(moved, wave[0].roll(-3, 0))
+    torch.testing.assert_close(damped, math.cos(4 * math.pi / n) * wave[0])
+
+
+def test_every_two_point_law_has_equality_in_the_zero_bias_inequality():
+    x = normal(0, "two", size=(64, 2))
+    scores = attack.zero_bias(x, normal(0, "weights", size=(64, 2)))
+    torch.testing.assert_close(scores, torch.ones(64, dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ["heat", "heat_even", "zero_bias"])
+def test_stacked_averages_stay_within_their_bounds_and_false_neighbours_fall_in_every_setting(name):
+    statement = attack.run.statements[name]
+    assert 0.9 < statement.search(11).max() <= 1 + 1e-9
+    for change in statement.neighbours.values():
+        assert statement.fallen(11, **change)[1] == len(statement.sizes)

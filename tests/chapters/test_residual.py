@@ -9,9 +9,12 @@ import torch
 
 from pdebook.chapters.residual import attack, laws, measure
 from pdebook.evidence import adversary
+from pdebook.evidence.experiment import Scale, Workplace
 from pdelab.metrics.similarity import fidelity
-from pdelab.seeds import normal
+from pdelab.seeds import normal, seeded
 from pdelab.solver import Trajectory
+from pdelab.terms.reaction import Reaction
+from pdelab.terms.stabilization import PreNorm
 
 # Angles and bounds
 
@@ -276,3 +279,47 @@ def test_ordered_and_chaotic_networks_have_the_fixed_points_that_the_slope_at_on
 def test_wide_networks_follow_the_map(name):
     off = np.abs(np.subtract(measure.simulate(name, 5, 6), laws.NETWORKS[name].path(0.5, 6)))
     assert (off <= np.array(laws.correlation_spread(name, 6)) + 1e-12).all()
+
+
+# Trained networks
+
+
+def test_the_slopes_of_a_feed_forward_branch_stay_below_their_bound_with_and_without_layernorm():
+    u = normal(0, "states", size=(4, 5, 6)).float()
+    for seed in range(4):
+        network = seeded(lambda: Reaction(6, 24), seed)
+        for branch in (network, PreNorm(network, 6)):
+            assert 0 < measure.slope(branch, u) <= measure.slope_bound(branch) * (1 + 1e-5)
+
+
+def test_the_bound_behind_layernorm_is_reached_by_tokens_of_equal_features():
+    """LN(u) at u = c·1 has the slope 1/√ε in every direction but 1."""
+    network = seeded(lambda: Reaction(4, 8, bias=False), 0)
+    for weight, value in ((network.inner.weight, torch.eye(4)), (network.outer.weight, torch.eye(4))):
+        weight.data.zero_()
+        weight.data[:4, :4] = value
+    network.activation = torch.nn.Identity()
+    branch = PreNorm(network, 4, eps=0.01)
+    found = measure.slope(branch, torch.ones(1, 1, 4))
+    assert found == pytest.approx(10, rel=1e-4)
+
+
+def test_angles_of_layers_that_turn_one_way_reach_phi():
+    """Plane rotations by addition: f ⟂ h + f with |f| = κ|h| turns by arcsin κ, and the cosine is that of Φ."""
+    h, states = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), []
+    for kappa in (0.3, 0.5, 0.2):
+        states.append(h)
+        across = torch.stack([-h[..., 1], h[..., 0]], dim=-1)
+        h = h + kappa * (math.sqrt(1 - kappa**2) * across - kappa * h)
+    found = measure.turned(Trajectory.of([*states, h]))
+    assert found["phi"] == pytest.approx(sum(math.asin(k) for k in (0.3, 0.5, 0.2)))
+    assert found["rho"] == pytest.approx(math.cos(found["phi"]))
+    assert found["kappa"] == pytest.approx([0.3, 0.5, 0.2])
+
+
+def test_the_experiment_on_angles_runs_at_its_smoke_size():
+    found = measure.run_angles(Scale.SMOKE, 0, Workplace())
+    for kind in measure.TRAINED:
+        assert found.figures[f"{kind}/phi"] > 0
+        assert max(found.figures[f"{kind}/slope"]) <= max(found.figures[f"{kind}/slope_bound"])
+        assert found.controls[f"{kind}/untrained_rho"] <= 1

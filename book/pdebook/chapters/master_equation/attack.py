@@ -10,6 +10,7 @@ variance gives for this width. That law stands for itself, too, with as many dra
 import math
 from functools import lru_cache
 from itertools import product
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -361,3 +362,6 @@ run = attack(
     sigmas=SIGMAS,
     width=WIDTH,
 )
+
+LONG = ("uneven_gains", "nearly_even_gains", "dial_variance")
+brief = SimpleNamespace(statements={name: one for name, one in run.statements.items() if name not in LONG})

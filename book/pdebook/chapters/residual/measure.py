@@ -277,7 +277,7 @@ def run_angles(scale: Scale, seed: int, work: Workplace) -> Result:
     and input. All are means over the examples. slope: the largest slope of the feed-forward branch of each layer at 200
     tokens, a lower bound of its Lipschitz constant; slope_bound: an upper bound from the weights.
     """
-    task = TASKS["images"][scale].cut(work.steps)
+    task = TASKS["images"][scale]
     data = task.load(seed)
     probe = data.test.take(slice(0, task.probe))
     measured = Measured()
@@ -292,21 +292,27 @@ def run_angles(scale: Scale, seed: int, work: Workplace) -> Result:
         measured.figures |= named(kind, {"accuracy": record.accuracy} | angles(model, run))
         untrained = angles(before, look(before, probe))
         measured.controls |= named(kind, {f"untrained_{name}": value for name, value in untrained.items()})
-    return measured.result("residual_angles", task, scale, seed, **task.cut_of(TASKS["images"][scale]))
+    return measured.result("residual_angles", task, scale, seed)
 
 
 def angles(model: Model, run: Trajectory) -> Figures:
-    """rho, kappa, phi, law, slope and slope_bound of `run_angles`."""
+    """All figures of `run_angles` but the accuracy."""
+    branches = [one.terms[-1] for one in model.equation.equations]
+    return turned(run) | {
+        "slope": [slope(branch, u) for branch, u in zip(branches, run.states, strict=False)],
+        "slope_bound": [slope_bound(branch) for branch in branches],
+    }
+
+
+def turned(run: Trajectory) -> Figures:
+    """rho, kappa, phi and law of `run_angles`."""
     states = [u.double().flatten(1) for u in run.states]
     kappa = torch.stack([(v - u).norm(dim=1) / u.norm(dim=1) for u, v in pairwise(states)])
-    branches = [one.terms[-1] for one in model.equation.equations]
     return {
         "rho": torch.cosine_similarity(states[-1], states[0], dim=1).mean().item(),
         "kappa": kappa.mean(dim=1).tolist(),
         "phi": kappa.clamp(max=1).arcsin().sum(dim=0).mean().item(),
         "law": (1 + kappa**2).rsqrt().prod(dim=0).mean().item(),
-        "slope": [slope(branch, u) for branch, u in zip(branches, run.states, strict=False)],
-        "slope_bound": [slope_bound(branch) for branch in branches],
     }
 
 
