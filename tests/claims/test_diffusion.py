@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdebook.chapters.diffusion import laws, measure
+from pdebook.chapters.diffusion import attack, laws, measure
 from pdebook.evidence.stacks import slope
 from pdebook.evidence.trained import TASKS, build
 from pdelab import Coupling, Diffusion, FeatureDiffusion, Interaction, MasterEquation, Reaction, laplacian, solve
@@ -425,3 +425,10 @@ def test_is_every_update_below_half_of_the_limit_invertible(evidence):
         holds=all(a >= b - 1e-12 for a, b in zip(least, bound, strict=True)) and min(bound) > 0,
         fails=min(least) <= 0,
     )
+
+
+@pytest.mark.claim("P2-eq7")
+def test_does_a_stack_of_averages_stay_within_its_bound_of_heat(evidence):
+    """Extremal and random rows, one layer and three; the bound is nearly reached, so that a tenth less would fail."""
+    scores = torch.cat([attack.heat(**start) for _, start in attack.run.statements["heat"].searches(7)])
+    evidence("repair", holds=0.9 < scores.max().item() <= 1, fails=scores.max().item() > 1)
