@@ -13,13 +13,14 @@ from pdebook.chapters.stability import attack as attack_stability
 from pdebook.chapters.stability import laws as maps
 from pdebook.evidence.adversary import ROUNDING, ascend
 from pdebook.evidence.stacks import slope
-from pdebook.evidence.systems import one_step, printed_condition
+from pdebook.evidence.systems import one_step, printed_condition, push
 from pdelab import RK4, Diffusion, Diverged, Euler, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import laplacian, token_mean
-from pdelab.formulas import centred, centres
+from pdelab.formulas import averaging_growth, centred, centres
 from pdelab.metrics.jacobian import lipschitz
 from pdelab.metrics.stability import growth_towards_mean, spread
 from pdelab.seeds import normal, stream
+from pdelab.terms.stabilization import normalised
 
 # Exact laws
 
@@ -118,7 +119,7 @@ def test_from_below_the_floor_the_spread_rises_to_it():
 
 @pytest.mark.parametrize("tokens", [2, 4, 8])
 def test_values_push_from_the_mean_by_half_of_one_plus_the_root_of_half_the_tokens(tokens):
-    """sup ⟨w, Pw⟩/σ² over rows p ≥ 0 of sum 1, one feature: (1 + √(N/2))/2, less than the √N of the lemma."""
+    """sup ⟨w, Pw⟩/σ² over rows p ≥ 0 of sum 1, one feature, by ascent from random starts: (1 + √(N/2))/2."""
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(64, tokens, 1, generator=generator, dtype=torch.float64)
     P = torch.randn(64, tokens, tokens, generator=generator, dtype=torch.float64)
@@ -128,7 +129,7 @@ def test_values_push_from_the_mean_by_half_of_one_plus_the_root_of_half_the_toke
         return (w * (P.softmax(dim=-1) @ w)).sum(dim=(1, 2)) / w.square().sum(dim=(1, 2))
 
     best = ascend(gain, {"w": w, "P": P}, steps=500, rate=0.1).max().item()
-    law = (1 + math.sqrt(tokens / 2)) / 2
+    law = averaging_growth(tokens)
     assert 0.98 * law < best <= law
 
 
@@ -257,7 +258,10 @@ def test_the_error_bound_holds_for_a_solution_known_exactly():
 
 ATTACKS = {"stability": attack_stability.run, "scheme": attack_scheme.run, "error": attack_scheme.run_error}
 SEARCHED = [(name, key) for name, run in ATTACKS.items() for key, one in run.statements.items() if one.vary]
-FLOWS = ("decay", "extinction", "bounded")  # each score is a flow, so that a long search is slow
+FLOWS = (  # each score is a flow, so that a long search is slow
+    *("decay", "decay_leaking", "decay_diffusing", "extinction", "mean_zero", "scaled_pull", "bounded"),
+    *("diameter", "diameter_contracting", "diameter_extinction", "token_bounded", "absorbing_bound", "barrier"),
+)
 
 
 @pytest.mark.parametrize(("attack", "name"), SEARCHED)
@@ -283,17 +287,80 @@ def test_the_laws_for_linear_pushes_withstand_the_attack_and_their_false_neighbo
 
 
 def test_the_flow_of_the_attack_is_the_flow_of_the_terms():
+    """γ(t) = 1.5(1 + sin²πt), so that the time is used too."""
     u = normal(0, "flow", size=(1, 4, 2))
     attention, network = Interaction(2, bias=False).double(), Reaction(2, 3, activation="tanh", bias=False).double()
     query, key, value = attention.qkv.weight.detach().chunk(3)
     W, U = network.inner.weight.detach(), network.outer.weight.detach()
     system = {"A": query.mT @ key / math.sqrt(2), "V": attention.out.weight.detach() @ value, "W": W, "U": U}
 
-    gamma, eps, T = (torch.full((1,), x, dtype=torch.float64) for x in (1.5, 0.2, 0.3))
-    mine = attack_stability.stabilised_flow(u, T, gamma, eps, steps=40, **{k: m[None] for k, m in system.items()})
-    equation = MasterEquation(attention, network, SpatialStabilization(1.5, 0.2))
-    theirs = solve(equation, u, steps=40, dt=0.3 / 40, integrator=RK4()).final
+    def rate(v, t):
+        pulled = 1.5 * (1 + torch.sin(math.pi * t) ** 2) * normalised(v, 0.2)
+        return push(v, **{k: m[None] for k, m in system.items()}) - pulled, torch.ones_like(t)
+
+    mine, _ = attack_stability.kutta(rate, (u, torch.zeros(1, 1, 1, dtype=u.dtype)), 0.3, steps=40)
+    gamma = SpatialStabilization(lambda x, t: torch.full_like(x, 1.5 * (1 + math.sin(math.pi * t) ** 2)), 0.2)
+    theirs = solve(MasterEquation(attention, network, gamma), u, steps=40, dt=0.3 / 40, integrator=RK4()).final
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("of", ["spread", "diameter"])
+def test_two_tokens_under_a_linear_push_die_exactly_when_they_may(of):
+    """Two tokens that look at themselves, u' = v·u: λ = v and σ = δ/2, so the time that is allowed is the true one."""
+    one = torch.ones(3, 1, 1, dtype=torch.float64)
+    u = torch.tensor([1.0, -1.0], dtype=torch.float64).view(1, 2, 1).expand(3, 2, 1)
+    system = {"A": 1e14 * one, "V": one, "W": 0 * one, "U": one}  # so sharp that they do so until they meet
+    score = attack_stability.extinction(u, torch.tensor([-2.0, 0.0, 2.0]).double(), of=of, **system)
+    torch.testing.assert_close(score, torch.ones_like(score), rtol=1e-5, atol=0)
+
+
+def test_the_theorem_is_counted_and_a_step_of_its_proof_apart():
+    roles = {name: one.role for name, one in attack_stability.run.statements.items()}
+    assert [name for name, role in roles.items() if role == "printed"] == ["energy_decay"]
+    assert [name for name, role in roles.items() if role == "lemma"] == ["dissipation"]
+
+
+def test_leaders_attain_what_averages_may_do():
+    for n in (4, 16):
+        w = attack_stability.leading(n, attack_stability.most_growth(n))
+        looked_at = w[0] * w.sign()
+        assert (w * looked_at).sum().item() == pytest.approx(averaging_growth(n), rel=1e-12)
+        assert w.sum().item() == pytest.approx(0, abs=1e-12)
+        assert w.square().sum().item() == pytest.approx(1, rel=1e-12)
+
+
+# Absorbing ends
+
+
+@pytest.mark.parametrize("cells", [2, 5, 16])
+def test_at_rest_absorbing_ends_make_an_error_of_an_eighth_of_the_cell_squared_everywhere(cells):
+    x, eye = centres(cells), torch.eye(cells, dtype=torch.float64)
+    found = torch.linalg.solve(laplacian(eye.unsqueeze(0), "absorbing")[0], -torch.ones(cells, dtype=torch.float64))
+    torch.testing.assert_close(found - x * (1 - x) / 2, torch.full_like(x, 1 / (8 * cells**2)), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 1 / 3, 0.45, 0.49])
+def test_absorbing_ends_keep_order_two_below_a_half(ratio):
+    coarse, fine = scheme.absorbing_errors(7, (16, 32), ratio)
+    assert math.log2(coarse / fine) == pytest.approx(2, abs=0.15)
+
+
+def test_the_end_cell_errs_by_a_quarter_of_the_second_derivative_and_less_than_an_inner_cell_besides():
+    """ℓ(u) = (u(3s) − 3u(s))/4s² − u″(s) + u″(0)/4 is 0 for cubics with u(0) = 0, and 5s²/16 for x⁴/24."""
+    s = 0.1
+    for power, expected in ((1, 0.0), (2, 0.0), (3, 0.0), (4, 5 / 16 * s**2 * 24)):
+        second = [power * (power - 1) * x ** max(power - 2, 0) for x in (s, 0.0)]
+        off = ((3 * s) ** power - 3 * s**power) / (4 * s**2) - second[0] + second[1] / 4
+        assert off == pytest.approx(expected, abs=1e-12)
+    assert 5 / 64 < 1 / 12
+
+
+def test_inputs_that_alternate_need_the_whole_barrier_beyond_a_third():
+    """Two cells, (1, −1)(−1)ⁿ is a mode with the factor 1 − 4r: the error tends to Δtβ/(2 − 4r)."""
+    r, e, b = 0.45, torch.zeros(1, 2, 1, dtype=torch.float64), torch.tensor([1.0, -1.0]).double().view(1, 2, 1)
+    for n in range(400):
+        e = e + r / 4 * laplacian(e, "absorbing") + (-1) ** n * b
+    assert e.abs().max().item() == pytest.approx(scheme.barrier(r).item() / (2 * r), rel=1e-6)
 
 
 @pytest.mark.parametrize("effective", attack_stability.EFFECTIVE)
