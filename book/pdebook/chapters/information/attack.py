@@ -150,12 +150,12 @@ def undo(u, V, W, U, numbers, *, iterations: int = 4, **shrunk: float) -> Tensor
 
 
 def injective(seed: int, *, least: float = 0.1, most: float = 0.99, batch: int = 64) -> Tensor:
-    """Half the number of u with u − q tanh u = w, for random w and q < 1: there is one; for q > 1 often three."""
-    q, w = (torch.rand(batch, 1, generator=stream(seed, name), dtype=torch.float64) for name in ("steps", "sent"))
-    q, w = least + (most - least) * q, w - 0.5
-    u = torch.linspace(-5, 5, 20_001, dtype=torch.float64)  # beyond, u − q tanh u is steep and far from w
-    above = u - q * torch.tanh(u) > w
-    return above.diff(dim=-1).sum(dim=-1) / 2.0
+    """u ↦ u − q tanh u is injective for q < 1; for q > 1 the root u > 0 of u = q tanh u goes where 0 goes."""
+    q = least + (most - least) * torch.rand(batch, generator=stream(seed, "steps"), dtype=torch.float64)
+    u = q.clone()
+    for _ in range(2000):
+        u = q * torch.tanh(u)
+    return 2.0 * ((u > 1e-3) & ((u - q * torch.tanh(u)).abs() < 1e-12))
 
 
 # Counting, in finitely many inputs.
