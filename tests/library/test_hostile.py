@@ -751,7 +751,7 @@ CALLS = {
         bins=size(3),
         limits=word("unit"),
     ),
-    "metrics.information.ksg": call(information.ksg, x=cloud(SAMPLES), y=cloud(OTHERS), k=size(3)),
+    "metrics.information.ksg": call(information.ksg, x=cloud(SAMPLES), y=cloud(OTHERS), k=size(3), splits=size(2, 0)),
     "metrics.information.gaussian_information": call(
         information.gaussian_information,
         covariance=numbers(torch.eye(2), torch.ones(2), torch.ones(2, 3), torch.ones(0, 0), -torch.eye(2)[:, :]),
