@@ -5,6 +5,7 @@ import math
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -249,8 +250,9 @@ def test_a_run_that_diverges_has_no_fidelity(monkeypatch, data):
     assert embedding_scale.beside_unrelated(model, TASK, data, 0, probe) is None
 
 
-def test_five_seeds_of_the_sweep_are_recorded_with_the_settings_of_now():
-    recorded = Store().load("embedding_scale", "book")
+@pytest.mark.parametrize("name", ["embedding_scale", "same_start", "fidelity_sweep"])
+def test_five_seeds_of_the_sweeps_are_recorded_with_the_settings_of_now(name):
+    recorded = Store().load(name, "book")
     assert [result.seed for result in recorded] == [0, 1, 2, 3, 4]
     wanted = json.loads(json.dumps(TASKS["listops"][Scale.BOOK].cut(embedding_scale.STEPS).configuration()))
     for result in recorded:
@@ -386,3 +388,24 @@ def test_expressions_of_about_128_tokens_are_the_arenas_at_the_width_of_the_pape
     assert "best/overall_cosine" in result.figures
     assert {"copy/overall_cosine", "position_mean/overall_cosine", "affine/overall_cosine"} <= result.controls.keys()
     assert not any(key.startswith(("other/", "shuffled/", "diffusion_only/")) for key in result.figures)
+
+
+def test_the_records_of_the_sweeps_have_the_scales_steps_and_simulators_of_now():
+    for result in (*Store().load("same_start", "book"), *Store().load("fidelity_sweep", "book")):
+        assert result.configuration["scales"] == list(embedding_scale.SCALES)
+        assert not result.diverged
+    for result in Store().load("same_start", "book"):
+        assert result.configuration["simulators"] == list(reference.SIMULATORS)
+    for result in Store().load("fidelity_sweep", "book"):
+        assert result.configuration["parts"] == list(fidelity_sweep.PARTS)
+        assert result.configuration["printed"] == list(fidelity_sweep.PRINTED)
+
+
+def test_the_printed_column_falls_most_in_its_first_layer_and_no_trained_simulator_near_it_does():
+    """Why no scale and no step brings the column: a fall that begins slowly is curved the other way."""
+    first, second = -np.diff(fidelity_sweep.PRINTED)[:2]
+    assert first > 3 * second
+    for result in Store().load("fidelity_sweep", "book"):
+        falls = -np.diff(result.figures["best/profile"])
+        assert falls[0] < 0.5 * first
+        assert falls[-1] > 2 * falls[0]
