@@ -206,7 +206,7 @@ def heat(logits, warmth, *, drift=1.0, spread=1.0, third=1.0) -> Tensor:
 
 
 def heat_even(logits, *, fourth=1.0, square=1.0) -> Tensor:
-    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ sup(m₄ + 4D²)·M₄/24 for kernels with m₁ = m₃ = 0, m₂ = 2D, else of any kind."""
+    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ sup(m₄ + 4D²)·M₄/24 for mirror-symmetric rows with m₂ = 2D."""
     far = logits[..., REACH + 1 :].softmax(dim=-1)  # the weight of ±1, ±2, … together
     r = WINDOW[REACH + 1 :] / logits.shape[2]
     second = (far * r**2).sum(-1)
