@@ -43,7 +43,7 @@ def solve_density(
     dt: the longest step; Δθ/(2|v|) unless given. Since |X| ≤ |v|, up to there no cell turns negative, and what leaves
     a cell enters the next: mass is kept to rounding.
     causal: row k of rho0 is the law of the tokens in the k-th of `batch` equal parts of the sequence, and X at row k
-    is made by the rows before it and half of its own.
+    is made by the rows before it and half of its own; equal parts, so all rows must have the same mass.
     A state with negative cells or one that is not finite ends the run with status DIVERGED, or raises if `throw`.
 
     >>> ring = torch.full((1, 8), 0.25)  # the even crowd stays as it is
@@ -55,6 +55,8 @@ def solve_density(
     number("v", v)
     choose("scheme", scheme, SCHEMES)
     flags(causal=causal, throw=throw)
+    if causal:
+        _check_equal_masses(rho0)
     cells, states = rho0.shape[1], whole("states", states)
     longest = math.pi / cells / max(abs(v), 1e-3) if dt is None else positive("dt", dt)
     each = math.ceil(positive("time", time) / states / longest * (1 - 1e-12))
@@ -91,6 +93,15 @@ def _check(rho0: Tensor) -> None:
         raise ValueError("rho0 is on the meta device, where there is nothing to solve for")
     if not torch.isfinite(rho0).all() or (rho0 < 0).any() or not (rho0.sum(dim=1) > 0).all():
         raise ValueError("rho0 must be finite and nowhere negative, with some mass in every row")
+
+
+def _check_equal_masses(rho0: Tensor) -> None:
+    least, most = rho0.sum(dim=1).aminmax()
+    if most - least > torch.finfo(rho0.dtype).eps ** 0.5 * most:
+        raise ValueError(
+            "rho0 must have the same mass in every row if causal, as its rows are equal parts of the sequence; "
+            f"not from {least:.6g} to {most:.6g}"
+        )
 
 
 def _up_to(rho: Tensor) -> Tensor:

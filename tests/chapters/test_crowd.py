@@ -116,6 +116,17 @@ def test_a_masked_crowd_whose_rows_agree_is_the_crowd():
     torch.testing.assert_close(masked, solve_density(row, beta=3.0, time=1.0).final.expand(5, -1))
 
 
+def test_the_rows_of_a_masked_crowd_must_have_one_mass():
+    rows = torch.cat([laws.cell_means(64), laws.cell_means(64, laws.bump)])
+    end = solve_density(rows, beta=3.0, time=0.2, causal=True).final
+    torch.testing.assert_close(solve_density(3 * rows, beta=3.0, time=0.2, causal=True).final, 3 * end)
+    uneven = rows * torch.tensor([[1.0], [2.0]], **DOUBLE)
+    with pytest.raises(ValueError, match="rho0 must have the same mass in every row if causal"):
+        solve_density(uneven, beta=3.0, time=0.2, causal=True)
+    alone = solve_density(uneven, beta=3.0, time=0.2).final  # without a mask no row sees another
+    torch.testing.assert_close(alone[1], 2 * solve_density(rows, beta=3.0, time=0.2).final[1])
+
+
 def test_causal_tokens_follow_the_masked_equation_and_not_the_other():
     masked, blind = measure.masked_and_blind()
     errors = {n: [laws.circle_cost(measure.causal_tokens(n, seed), masked) for seed in range(4)] for n in (32, 512)}
