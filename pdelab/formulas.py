@@ -68,6 +68,8 @@ def averaging_growth(tokens: int) -> float:
 def averaging_size(tokens: int) -> float:
     """√(N/2), the largest √Σ_i|(Pw)_i − mean|² for the same P and w: how much averages may spread the tokens.
 
+    For even N, N ≥ 2; for odd N the largest is a little less, √((N² − 1)/(2N)).
+
     >>> averaging_size(8)
     2.0
     """
