@@ -386,7 +386,7 @@ run = attack(
             over={"n": (4, 40)},
             start=start_sample,
             shrink=("v", "R"),
-            wrong={"exponent quartered": {"exponent": 0.25}},
+            wrong={"no exponential": {"exponent": 0.0}},
             steps=40,
         ),
         "largest error": Statement(

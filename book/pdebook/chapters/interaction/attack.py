@@ -270,13 +270,21 @@ def near_the_edge(seed: int, u: Tensor, A: Tensor, V: Tensor, log_a: Tensor, log
 def leak(u, A, V, excess, *, times, a=1.0, v=1.0) -> Tensor:
     """δ(t) ≤ δ_0 e^{−(κ−ϑ(δ_0))t} for u' = Σ_h Att_h(u) − κu, if ϑ(δ_0) < κ: attention adds at most ϑ to the rate −κ.
 
-    κ = (1 + e^excess) ϑ, and t = times/(κ + Σ_h v_h), in which the mean of the tokens grows little.
+    κ = (1 + e^excess) ϑ, and t = times/(κ + Σ_h v_h), in which the mean of the tokens grows little. The flow is that of
+    w = e^{κt}u, whose scores are e^{−2κt} wᵀAw: of a large κ that is added and taken off again, rounding would be left.
     """
     delta = diameter(u)
     kappa = (1 + excess.exp()) * theta(A, V, delta)
-    T, rate = times / (kappa + norm2(V).sum(dim=-1)), per_example(kappa)
-    end = integrators.flow(lambda w: laws.of_heads(w, A, V) - rate * w, u, T=per_example(T), steps=20)
-    gained = kappa * T + (diameter(end) / delta).log()
+    T, steps = times / (kappa + norm2(V).sum(dim=-1)), 20
+    rate, dt = kappa[..., None, None, None], T / steps
+
+    def grown(w: Tensor, t: Tensor, mask: None) -> Tensor:
+        return laws.of_heads(w, A * torch.exp(-2 * rate * t.unsqueeze(-1)), V)
+
+    w = u
+    for n in range(steps):
+        w = integrators.RK4().step(grown, w, per_example(n * dt), per_example(dt))
+    gained = (diameter(w) / delta).log()
     return quotient(gained, T * theta(A, V, delta, a=a, v=v), least=1e-4)
 
 

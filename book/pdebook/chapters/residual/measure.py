@@ -297,10 +297,12 @@ def run_angles(scale: Scale, seed: int, work: Workplace) -> Result:
 
 def angles(model: Model, run: Trajectory) -> Figures:
     """All figures of `run_angles` but the accuracy."""
-    branches = [one.terms[-1] for one in model.equation.equations]
+    blocks = [one.terms for one in model.equation.equations]
     return turned(run) | {
-        "slope": [slope(branch, u) for branch, u in zip(branches, run.states, strict=False)],
-        "slope_bound": [slope_bound(branch) for branch in branches],
+        "slope": [
+            slope(branch, u + attention(u)) for (attention, branch), u in zip(blocks, run.states, strict=False)
+        ],  # at what the network sees: attention has moved the tokens before
+        "slope_bound": [slope_bound(branch) for _, branch in blocks],
     }
 
 
