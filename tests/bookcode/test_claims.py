@@ -66,6 +66,9 @@ def evidence(rule="greater", **named):
     return {"rule": rule, "evidence": {"experiment": "tables", **named}}
 
 
+PAIR = evidence(figure="f", control="c")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -141,6 +144,36 @@ def evidence(rule="greater", **named):
         (
             evidence(figure="f", control="c") | {"others": [{"name": "n", "experiment": "tabels"}]},
             "others.experiment: must be one of .*; not 'tabels'",
+        ),
+        (PAIR | {"others": [{"name": "n", "only": ["f", "typo"]}]}, "others.0.only: typo is not among the figures f$"),
+        (
+            PAIR | {"others": [{"name": "n", "control": "d"}, {"name": "n", "control": "e"}]},
+            "others.1.name: 'n' is the name of another reading, too",
+        ),
+        (PAIR | {"others": [{"name": "n"}]}, "others.0: 'n' changes nothing"),
+        (PAIR | {"others": [{"name": "n", "only": "f", "scale": "book"}]}, "others.0: 'n' changes nothing"),
+        ({"others": [{"name": "n", "figure": "f"}]}, "others.0: there is no evidence"),
+        (PAIR | {"others": [{"name": "n", "without": ["a"]}]}, "others.0: evidence.without: a is not among the rows"),
+        (
+            evidence(figure="f", control="c", without=["typo"]),
+            r"evidence.without: typo is not among the rows \(none\)$",
+        ),
+        (
+            evidence(figure="f", control="c", rows=["a", "b"], without=["typo"]),
+            "evidence.without: typo is not among the rows a, b$",
+        ),
+        (
+            evidence(figure="f", control="c", rows=["a", "b"], without=["a"]),
+            "evidence.without: what does not count needs a reason in 'reading'",
+        ),
+        (evidence(figure="f", control="c", votes=""), "evidence.votes: must have at least 1 character"),
+        (
+            evidence(figure="f less g", control="c", votes="v"),
+            "evidence.votes: no votes are recorded on 'f less g', which is put together",
+        ),
+        (
+            evidence(compare=[{"figure": "f", "control": ["c", "d[0]"], "votes": "v"}]),
+            r"evidence.votes: no votes are recorded on 'd\[0\]', which is put together",
         ),
     ],
 )
@@ -231,6 +264,10 @@ def test_claims_name_recorded_figures_and_controls():
             for one in claim.comparisons:
                 assert recorded_in(result, one["figure"]), claim.id
                 assert all(recorded_in(result, name, control=True) for name in one["control"]), claim.id
+                for name, control in ((one["figure"], False), *((name, True) for name in one["control"])):
+                    own = one["figure"].rpartition("/")[2]
+                    votes = name.removesuffix(own) + one["votes"] if "votes" in one else name
+                    assert recorded_in(result, votes, control=control), (claim.id, votes)
             seen += result.seed == 0
     assert seen >= 29
 

@@ -52,7 +52,7 @@ def a_claim(words, **changes):
 def a_measurement(words):
     evidence = {"experiment": words, "figure": words, "control": [words], "printed": words, "rows": [words, words]}
     changes = {"kind": "measurement", "rule": "at_least", "evidence": evidence, "printed": {words: [0.9, 0.9]}}
-    changes["others"] = [{"name": words, "rows": [words, words]}]
+    changes["others"] = [{"name": words, "rows": [words, f"again {words}"]}]
     return a_claim(words, **changes)
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -8,8 +9,20 @@ import time
 import numpy as np
 import pytest
 
-from pdebook.ledger.record import DamagedResult, Result, Store, _seal, in_words, interval, mean_and_half, summarise
+from pdebook.ledger.record import (
+    DamagedResult,
+    Result,
+    Store,
+    _seal,
+    in_words,
+    interval,
+    mean_and_half,
+    size_of,
+    summarise,
+    value_of,
+)
 from pdelab import files
+from pdelab.datasets.listops_grammar import GRAMMARS
 from pdelab.files import write_atomically
 
 
@@ -196,6 +209,45 @@ def test_what_is_recorded_is_said_in_words():
     assert in_words([result(4)]) == "seed 4; all training steps"
     runs = [result(0), result(2), result(3, configuration={"cut": "9 of 90 training steps"})]
     assert in_words(runs) == "seeds 0, 2, 3; 9 of 90 training steps / all training steps"
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_size_of_listops_is_that_of_its_grammar(name):
+    words = size_of([result(0, configuration={"data": name})])
+    least, most = GRAMMARS[name].min_length + 1, GRAMMARS[name].max_length
+    if most is None:
+        assert words == f"ListOps, from {least} tokens on, 1 seed"
+    elif "up to" in words:  # the name tells the largest, or the bound that it does not reach
+        assert int(words.split()[3].replace(",", "")) in (most - 1, most)
+    else:
+        assert words == f"ListOps, {least} to {most - 1:,} tokens, 1 seed"
+
+
+@pytest.mark.parametrize("figure", ["a/x", "a/x[-1]", "log10 a/x"])
+def test_a_control_is_not_taken_from_the_figures(figure):
+    run = result(0, figures={"a/x": [1.0, 2.0]}, controls={})
+    assert value_of(run, figure) is not None
+    with pytest.raises(ValueError, match="is missing for seeds"):
+        summarise([run], figure, control=True)
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        ("log10 few", "few, a list of 2, has no log10 where it is 0.0"),
+        ("log10 one less one", "one, a number, has no log10 where it is -1.0"),
+        ("few less one", "its parts have no common shape: few is a list of 2, one is a number"),
+        ("few plus some", "its parts have no common shape: few is a list of 2, some is a list of 3"),
+        ("few[2]", "few is a list of 2, which has no place 2"),
+        ("one[0]", "one is a number, which has no place 0"),
+        ("one less none", "none is missing"),
+        ("none", "none is missing"),
+    ],
+)
+def test_a_figure_that_cannot_be_put_together_is_refused_by_name_and_seed(figure, words):
+    run = result(4, figures={"one": -1.0, "few": [1.0, 0.0], "some": [1.0, 2.0, 3.0]})
+    with pytest.raises(ValueError, match=rf"^figure '{re.escape(figure)}', seed 4: {re.escape(words)}$"):
+        value_of(run, figure)
 
 
 def test_what_cannot_be_averaged_is_refused():

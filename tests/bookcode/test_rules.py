@@ -1,5 +1,6 @@
 """The rules: what each makes of a record made by hand, and that none can be fooled by one weak search."""
 
+import datetime
 import inspect
 import math
 from dataclasses import replace
@@ -253,11 +254,35 @@ def test_a_control_without_a_vote_shows_nothing_there(store):
     assert voted(store, [(1, 1, 1)] * 3, [(0, 0, 0)] * 3).verdict == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({}, "the votes best/vote on best/gap are missing for seed 0"),
+        ({"best/vote": 1.0}, "best/vote has 1 votes on 2 values of best/gap, seed 0"),
+        ({"best/vote": [1.0] * 3}, "best/vote has 3 votes on 2 values of best/gap, seed 0"),
+    ],
+)
+def test_votes_that_do_not_fit_are_refused_by_claim_and_name(store, figures, words):
+    recorded(store, [({"best/gap": [2.0, 2.0]} | figures, {"best/untrained_gap": [1.0, 1.0]})] * 3)
+    with pytest.raises(ValueError, match=f"^claim X-1: {words}$"):
+        judge(Claim(**entry(rule="greater", evidence=VOTES)), store)
+
+
+def test_votes_on_a_figure_without_a_model_are_found(store):
+    recorded(
+        store, [({"gap": [2.0, 9.0], "vote": [1, 0]}, {"untrained_gap": [1.0, 9.0], "untrained_vote": [1, 1]})] * 3
+    )
+    found = judge(Claim(**entry(rule="greater", evidence=VOTES | {"figure": "gap", "control": "untrained_gap"})), store)
+    assert (found.verdict, found.ruling.ours) == ("holds", "2 [2, 2], no vote (3 seeds)")
+
+
 def test_a_row_that_the_entry_leaves_out_decides_nothing(store):
     recorded(store, [({"gap": [2.0, -2.0]}, {"c": [0.0, 0.0]})] * 3)
     evidence = {"experiment": "e", "figure": "gap", "control": "c", "rows": ["probe", "noise"]}
     assert verdict_of(store, rule="greater", evidence=evidence) == "fails"
-    found = judge(Claim(**entry(rule="greater", evidence=evidence | {"without": ["noise"]})), store)
+    reading = {"date": datetime.date(2026, 1, 31), "text": "It is saturated."}
+    left_out = entry(rule="greater", evidence=evidence | {"without": ["noise"]}, reading=reading)
+    found = judge(Claim(**left_out), store)
     assert found.verdict == "holds"
     assert found.ruling.ours == "2 [2, 2], no vote (3 seeds)"
 

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
-from pdebook.ledger.record import data_folder
+from pdebook.ledger.record import data_folder, names_in
 from pdebook.ledger.sources import experiments
 from pdelab.options import choose
 
@@ -60,7 +60,8 @@ class Compare(TypedDict, total=False):
     """A recorded figure, the recorded controls beside it, and the name of the printed figure in `printed`.
 
     A figure may be put together: "residual/fidelity[-1] less norm/fidelity[-1]". votes: the figure, under the same
-    model, that is 1 for each value that counts in a seed and 0 for each that was filled in.
+    model, that is 1 for each value that counts in a seed and 0 for each that was filled in; not beside figures that
+    are put together.
     """
 
     __pydantic_config__ = STRICT
@@ -69,7 +70,7 @@ class Compare(TypedDict, total=False):
     control: Annotated[Names, Field(min_length=1)]
     printed: str
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    votes: str
+    votes: Annotated[str, Field(min_length=1)]
 
 
 class Evidence(Compare, total=False):
@@ -153,7 +154,43 @@ class Claim:
                 raise ValueError(f"evidence: the rule {self.rule} needs {', '.join(missing)} too")
             if "printed" in needed and one["printed"] not in self.printed:
                 raise ValueError(f"evidence.printed: it names {one['printed']!r}, which the field 'printed' lacks")
+            named = [one["figure"], *one["control"]] if "votes" in one else []
+            if mixed := [name for name in named if names_in(name) != [name]]:
+                raise ValueError(f"evidence.votes: no votes are recorded on {mixed[0]!r}, which is put together")
+
+        without, rows = (self.evidence.get(name, []) for name in ("without", "rows"))
+        if unknown := [name for name in without if name not in rows]:
+            raise ValueError(
+                f"evidence.without: {', '.join(unknown)} is not among the rows {', '.join(rows) or '(none)'}"
+            )
+        if without and not self.reading:
+            raise ValueError("evidence.without: what does not count needs a reason in 'reading', with its day")
+        for place, other in enumerate(self.others):
+            self._other_agrees(place, other)
         return self
+
+    def _other_agrees(self, place: int, other: Other) -> None:
+        """Another reading has a name of its own, keeps figures that there are, fits together and changes something."""
+        field = f"others.{place}"
+        if other["name"] in [one["name"] for one in self.others[:place]]:
+            raise ValueError(f"{field}.name: {other['name']!r} is the name of another reading, too")
+        if not self.evidence:
+            raise ValueError(f"{field}: there is no evidence that could be read in another way")
+        figures = [one["figure"] for one in self.comparisons]
+        if unknown := [name for name in other.get("only", []) if name not in figures]:
+            raise ValueError(f"{field}.only: {', '.join(unknown)} is not among the figures {', '.join(figures)}")
+        try:
+            read = read_as(self, other)
+        except ValidationError as fault:
+            raise ValueError("; ".join(f"{field}: {words}" for words in _faults(fault))) from None
+        if read._decides_by == self._decides_by:
+            raise ValueError(f"{field}: {other['name']!r} changes nothing; remove it, or say what it changes")
+
+    @property
+    def _decides_by(self) -> tuple:
+        """What of the evidence a rule reads, however it is written."""
+        kept = {key: value for key, value in self.evidence.items() if key in ("experiment", "rows", "without")}
+        return self.comparisons, self.evidence.get("scale", "book"), kept
 
     @property
     def anchor(self) -> str:

@@ -106,7 +106,7 @@ def _otherwise(claim: Claim, load: Callable[..., list[Result]]) -> Iterable[tupl
         words += f", {results[0].configuration['cut']}" if "cut" in results[0].configuration else ""
         words += f", without the controls {', '.join(map(_in_words, lacking))}" if lacking else ""
         kept = {key: value for key, value in claim.evidence.items() if key in ("experiment", "rows", "without")}
-        yield words, RULES[claim.rule](replace(claim, evidence=kept | {"compare": compare}), results).verdict
+        yield words, RULES[claim.rule](replace(claim, evidence=kept | {"compare": compare}, others=[]), results).verdict
 
 
 def _in_words(name: str) -> str:

@@ -216,7 +216,10 @@ def in_words(results: Sequence[Result]) -> str:
     return f"{seeds}; {' / '.join(cuts)}"
 
 
-_DATA = {  # what the papers call them, with the number of tokens
+_DATA = {  # what the papers call them, with the number of tokens; ListOps only where its name does not tell the largest
+    "listops-128": "ListOps, 97 to 160 tokens",
+    "listops-arena": "ListOps, 501 to 1,999 tokens",
+    "listops-original": "ListOps, from 2 tokens on",
     "digits-rows": "digits, 8 tokens",
     "mnist-rows": "MNIST, 28 tokens",
     "mnist-pixels": "MNIST, 784 tokens",
@@ -233,10 +236,10 @@ def size_of(results: Sequence[Result]) -> str:
     """
     c = results[0].configuration
     data = c.get("data", "")
-    if data.startswith("listops-"):
-        words = [f"ListOps, up to {int(data.split('-')[1]):,} tokens"]
-    else:
-        words = [_DATA.get(data, data)] if data else []
+    data = data.removesuffix("-nosm")  # the operators are others, the lengths are not
+    largest = re.fullmatch(r"listops-(\d+)", data)
+    named = f"ListOps, up to {int(largest[1]):,} tokens" if largest else data
+    words = [_DATA.get(data, named)] if data else []
     settings = c.get("settings")
     steps = settings.get("steps") if isinstance(settings, dict) else None
     sized = ((c.get("width"), "width {}"), (c.get("depth"), "{} layers"), (steps, "{:,} steps"))
@@ -330,30 +333,57 @@ def recorded_in(result: Result, figure: str, *, control: bool = False) -> bool:
 
 
 def _table(result: Result, name: str, figure: str, control: bool) -> Figures | None:
-    """Where a name is recorded; what is put together may take from figures and controls alike."""
+    """Where a name is recorded; what is put together of several may take from figures and controls alike."""
     tables = [result.controls if control else result.figures]
-    if name != figure:
+    if len(_terms(figure)) > 1:
         tables += [result.figures, result.controls]
     return next((table for table in tables if name in table), None)
 
 
 def value_of(result: Result, figure: str, *, control: bool = False) -> float | list[float]:
-    """A figure (or control) of one run: as recorded, or put together: "log10 A[-1] less log10 B[-1]"."""
+    """A figure (or control) of one run: as recorded, or put together: "log10 A[-1] less log10 B[-1]".
+
+    ValueError that names figure and seed, where a part is missing, has no logarithm or another shape than the others.
+    """
     terms = _terms(figure)
-    if len(terms) == 1 and terms[0][1]["name"] == figure:
-        return (result.controls if control else result.figures)[figure]
-    total: float | list[float] | None = None
-    for sign, term in terms:
-        value = _table(result, term["name"], figure, control)[term["name"]]
-        value = value[int(term["index"])] if term["index"] else value
-        many = value if isinstance(value, list) else [value]
-        many = [sign * (math.log10(v) if term["log"] else v) for v in many]
-        many = many if total is None else [a + b for a, b in zip(_many(total), many, strict=True)]
-        total = many if isinstance(value, list) else many[0]
-    return total
+    values = [_value_of_term(result, term, figure, control) for _, term in terms]
+    shapes = [_shape(value) for value in values]
+    if len(set(shapes)) > 1:
+        parts = ", ".join(f"{term['name']} is {shape}" for (_, term), shape in zip(terms, shapes, strict=True))
+        raise ValueError(f"figure {figure!r}, seed {result.seed}: its parts have no common shape: {parts}")
+    if names_in(figure) == [figure]:
+        return values[0]
+    total = [0.0] * len(as_list(values[0]))
+    for (sign, _), value in zip(terms, values, strict=True):
+        total = [sofar + sign * v for sofar, v in zip(total, as_list(value), strict=True)]
+    return total if isinstance(values[0], list) else total[0]
 
 
-def _many(value: float | list[float]) -> list[float]:
+def _value_of_term(result: Result, term: re.Match, figure: str, control: bool) -> float | list[float]:
+    """One term: what is recorded, or one value of it, or its logarithm."""
+    name, where = term["name"], f"figure {figure!r}, seed {result.seed}"
+    table = _table(result, name, figure, control)
+    if table is None:
+        raise ValueError(f"{where}: {name} is missing")
+    value = table[name]
+    if term["index"]:
+        place = int(term["index"])
+        if not isinstance(value, list) or not -len(value) <= place < len(value):
+            raise ValueError(f"{where}: {name} is {_shape(value)}, which has no place {place}")
+        value = value[place]
+    if not term["log"]:
+        return value
+    if low := [v for v in as_list(value) if v <= 0]:
+        raise ValueError(f"{where}: {name}, {_shape(value)}, has no log10 where it is {low[0]}")
+    return [math.log10(v) for v in value] if isinstance(value, list) else math.log10(value)
+
+
+def _shape(value: float | list[float]) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else "a number"
+
+
+def as_list(value: float | list[float]) -> list[float]:
+    """The values of a figure, one where it is a number."""
     return value if isinstance(value, list) else [value]
 
 
@@ -388,7 +418,7 @@ def summarise(
     values = [value_of(r, figure, control=control) for r in counted]
     shapes: dict[str, list[int]] = {}
     for r, value in zip(counted, values, strict=True):
-        shapes.setdefault(f"a list of {len(value)}" if isinstance(value, list) else "a number", []).append(r.seed)
+        shapes.setdefault(_shape(value), []).append(r.seed)
     if len(shapes) > 1:
         found = ", ".join(f"{shape} for seeds {seeds}" for shape, seeds in shapes.items())
         raise ValueError(f"figure {figure!r} has no common shape: {found}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdebook.ledger.claims import Claim, Compare
-from pdebook.ledger.record import Key, Result, Summary, finished, interval, summarise, value_of
+from pdebook.ledger.record import Key, Result, Summary, as_list, finished, interval, recorded_in, summarise, value_of
 
 
 class Verdict(StrEnum):
@@ -386,7 +386,7 @@ class Measured:
     def _columns(self, name: str, control: bool) -> list[dict[int, float]]:
         """For each value {seed: number}, of the seeds that finished and have a vote."""
         runs = finished(self.results, name, control=control)
-        rows = {r.seed: _listed_values(value_of(r, name, control=control)) for r in runs}
+        rows = {r.seed: as_list(value_of(r, name, control=control)) for r in runs}
         voting = self._voting(name, control)
         width = len(next(iter(rows.values()), []))
         return [{seed: row[n] for seed, row in rows.items() if not voting or seed in voting[n]} for n in range(width)]
@@ -395,11 +395,19 @@ class Measured:
         """For each value the seeds in which it has a vote; empty where the comparison names no votes."""
         if not (votes := self.one.get("votes")):
             return []
-        own = self.one["figure"].rpartition("/")[2]
-        model, _, theirs = name.rpartition("/")
-        named = Key(model, theirs.removesuffix(own) + votes)
-        runs = finished(self.results, name, control=control)
-        rows = {r.seed: value_of(r, named, control=control) for r in runs}
+        *model, theirs = Key(name).parts
+        named = Key(*model, theirs.removesuffix(Key(self.one["figure"]).parts[-1]) + votes)
+        rows = {}
+        for r in finished(self.results, name, control=control):
+            if not recorded_in(r, named, control=control):
+                raise ValueError(f"claim {self.claim.id}: the votes {named} on {name} are missing for seed {r.seed}")
+            rows[r.seed] = as_list(value_of(r, named, control=control))
+            values = as_list(value_of(r, name, control=control))
+            if len(rows[r.seed]) != len(values):
+                raise ValueError(
+                    f"claim {self.claim.id}: {named} has {len(rows[r.seed])} votes on {len(values)} values of {name}, "
+                    f"seed {r.seed}"
+                )
         return [{seed for seed, row in rows.items() if row[n] > 0} for n in range(len(next(iter(rows.values()))))]
 
 
@@ -548,10 +556,6 @@ def _layers(summary: Summary | list[Summary]) -> tuple[Summary, ...]:
     if summary == []:
         raise ValueError("a figure that decides a claim is an empty list; record it anew")
     return tuple(summary) if isinstance(summary, list) else (summary,)
-
-
-def _listed_values(value: float | list[float]) -> list[float]:
-    return value if isinstance(value, list) else [value]
 
 
 def _words(name: str) -> str:
