@@ -20,7 +20,7 @@ from pdelab.status import Status
 
 SCHEMES = ("limited", "upwind")
 LEAST, MOST = 4, 4096  # cells: two matrices of M² numbers are kept
-STRONGEST = 300.0  # e^{−2β} is the least weight, and a double holds it
+STRONGEST = {torch.float64: 300.0, torch.float32: 40.0}  # β up to which the least weight, e^{−2β}, is not lost
 
 
 def solve_density(
@@ -38,7 +38,8 @@ def solve_density(
     """∂ρ/∂t + ∂(ρX)/∂θ = 0 on the circle, ρ(0) = ρ₀, by finite volumes: ρ at t = 0, T/n, …, T.
 
     rho0: (batch, cell), non-negative, float32 or float64; its mass need not be 1, as X does not change with it.
-    beta ≥ 0: the sharpness of attention; v: V = vI; time: T; states: n, how many are kept after the first.
+    beta: the sharpness of attention, 0 to 300, in float32 to 40; v: V = vI; time: T; states: n, how many are kept after
+    the first.
     scheme: limited (van Leer's slopes and Heun's steps, order 2 where ρ is smooth) or upwind (Euler's, order 1).
     dt: the longest step; Δθ/(2|v|) unless given. Since |X| ≤ |v|, up to there no cell turns negative, and what leaves
     a cell enters the next: mass is kept to rounding.
@@ -51,7 +52,7 @@ def solve_density(
     True
     """
     _check(rho0)
-    number("beta", beta, 0, STRONGEST)
+    number("beta", beta, 0, STRONGEST[rho0.dtype])
     number("v", v)
     choose("scheme", scheme, SCHEMES)
     flags(causal=causal, throw=throw)

@@ -132,7 +132,9 @@ def all_true(condition: Tensor) -> bool | None:
         return None
     try:
         return bool(condition.all())
-    except RuntimeError:  # how vmap says so
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ("vmap", "_local_scalar_dense")):  # how vmap and a trace say so
+            raise
         return None
 
 
@@ -163,7 +165,8 @@ def check_number(
 ) -> None:
     """Refuse what is no finite number of at least `least`, or above it, nor a tensor of such, one for each example.
 
-    shape: the largest that a tensor may have, with words for what is not known; (): one number, None: any.
+    shape: the largest that a tensor may have, with words for what is not known; (): one number, None: any. One number
+    may be a tensor (1,) everywhere.
     """
     if not isinstance(value, Tensor):
         number(name, value, least, above=above)
@@ -173,7 +176,7 @@ def check_number(
     if all_true(torch.isfinite(value) & ((value > least) if above else (value >= least))) is False:
         low = "" if least == -math.inf else f" above {least}" if above else f" of at least {least}"
         raise ValueError(f"{name} must be finite numbers{low}")
-    if shape is not None and value.numel() != 1 and not _widens_to(value.shape, shape):
+    if shape is not None and value.shape != (1,) and not _widens_to(value.shape, shape):
         each = f", or have the shape ({', '.join(map(str, shape))})" if shape else ""
         raise ValueError(f"{name} must be one number{each}; not {described(value)}")
 

@@ -35,7 +35,7 @@ def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None, *, one: bool 
     if len(batches) > 1 and mask is None:  # several batches at once, if the rate can
         u = u.flatten(0, -3)
     check_state(u, mask)
-    check_number("dt", dt, 0, above=True, shape=() if one else (*batches, 1, 1))
+    check_number("dt", dt, 0, above=True, shape=(*((1,) * len(batches) if one else batches), 1, 1))
     if isinstance(dt, Tensor) and torch.result_type(u, dt) != u.dtype:
         raise ValueError(f"dt is {dt.dtype}, of which u would not stay {u.dtype}; try dt.to({u.dtype})")
 

@@ -54,6 +54,24 @@ def seeded(build, seed=0, spread=0.0):
     return module
 
 
+def without_double_on_the_device(monkeypatch):
+    """Tensors can be made double only once they have been brought to the CPU, as if they were on MPS."""
+    cpu, double = torch.Tensor.cpu, torch.Tensor.double
+
+    def brought(x):
+        x = cpu(x).clone()
+        x.brought = True
+        return x
+
+    def precise(x):
+        if not getattr(x, "brought", False):
+            raise TypeError("the device has no float64")
+        return double(x)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", brought)
+    monkeypatch.setattr(torch.Tensor, "double", precise)
+
+
 def wave(x, t):
     """A source g(x, t) that is different in every place, feature and time: (batch, token) → (batch, token, feature)."""
     feature = torch.arange(WIDTH, dtype=x.dtype, device=x.device)

@@ -22,6 +22,8 @@ Map = Callable[[Field], Field]
 def jacobian(f: Map, u: Field) -> Tensor:
     """J[b, i, a, j, c] = ∂f(u)_{ia}/∂u_{jc} of each example b: (batch, token, feature, token, feature).
 
+    A map whose value has no graph is refused, also where it is constant: f(u) + 0 * u has the derivative 0.
+
     >>> jacobian(lambda u: 3 * u, torch.ones(1, 1, 2)).reshape(2, 2).tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
@@ -55,7 +57,10 @@ def logarithmic_norm(f: Map, u: Field) -> Tensor:
 
 
 def derivative(f: Map, u: Field, direction: Field) -> Field:
-    """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature)."""
+    """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature).
+
+    A constant map is refused as by `jacobian`.
+    """
     check_field(u)
     check_field(direction, "direction")
     same_shape(direction, u, "direction")
@@ -67,7 +72,8 @@ def lipschitz(f: Map, u: Field, *, steps: int = 100, seed: int = 0) -> Tensor:
     """‖f'(u)‖₂, the largest singular value of the Jacobian of each example: (batch,), by power iteration on JᵀJ.
 
     A lower bound of every Lipschitz constant of f near u, in the norm √Σ|u_i|². The iteration rises
-    towards it and is slow where the two largest singular values nearly agree.
+    towards it and is slow where the two largest singular values nearly agree. A constant map is refused as by
+    `jacobian`.
 
     >>> lipschitz(lambda u: 3 * u, torch.ones(1, 2, 2)).item()
     3.0
@@ -105,7 +111,10 @@ def _same_shape(f: Map, u: Field) -> Field:
 
 def _depending(value: Field, depends: bool) -> Field:
     if not depends:
-        raise ValueError("f must give what depends on u, with its graph: not detached, nor under torch.no_grad")
+        raise ValueError(
+            "f must give what depends on u, with its graph: not detached, nor under torch.no_grad; "
+            "if it is constant, its derivative is 0, which f(u) + 0 * u has"
+        )
     return value
 
 

@@ -155,18 +155,19 @@ def diameter_margin(
 
 
 def bounded_margin(
-    *, strength: float | Tensor, values: float | Tensor, network: float | Tensor = 0.0, leak: float | Tensor = 0.0
+    *, strength: float | Tensor, value_sum: float | Tensor, network: float | Tensor = 0.0, leak: float | Tensor = 0.0
 ) -> float | Tensor:
-    """θ = γ + κ − ‖V‖ − f. Above zero LayerNorm as a rate, γ(LN(u) − u) for each token, bounds the field.
+    """θ = γ + κ − Σ_h‖V_h‖ − f. Above zero LayerNorm as a rate, γ(LN(u) − u) for each token, bounds the field.
 
     For u' = Att(u) + FFN(u) − κu + γ(LN(u) − u) with any mask, max_i|u_i| ends at most at (γR + f₀)/θ, where
-    |LN(z)| ≤ R and |FFN(z)| ≤ f|z| + f₀. values is ‖V‖, summed over the heads, and network f.
+    |LN(z)| ≤ R and |FFN(z)| ≤ f|z| + f₀. value_sum is Σ_h‖V_h‖, over all heads, and
+    network f. Each may be a tensor, one number for each example.
 
-    >>> bounded_margin(strength=2.0, values=1.5, network=1.0, leak=2.0)
+    >>> bounded_margin(strength=2.0, value_sum=1.5, network=1.0, leak=2.0)
     1.5
     """
-    _not_negative(("batch",), strength=strength, values=values, network=network, leak=leak)
-    return strength + leak - values - network
+    _not_negative(("batch",), strength=strength, value_sum=value_sum, network=network, leak=leak)
+    return strength + leak - value_sum - network
 
 
 class PushConstants(NamedTuple):
@@ -189,7 +190,8 @@ def push_constants(
 
     For F = Att + FFN − κu on N tokens, any scores and masks: ⟨u − μ, F(u) − F(μ)⟩ ≤ λσ², the spread of Att + FFN is at
     most Kσ, and δ' ≤ Λδ. No N-free constant serves for λ or K. values: ‖V_h‖, one for each head; columns: c_h, the
-    largest column sum of each head's weights, if it is known; network: f, a Lipschitz constant of FFN; leak: κ.
+    largest column sum of each head's weights, which is never below 1, if it is known; network: f, a Lipschitz constant
+    of FFN; leak: κ.
 
     >>> push_constants(8, [2.0, 1.0], network=1.0, leak=2.0)
     PushConstants(growth=3.5, lipschitz=7.0, diameter=2.0)
@@ -197,7 +199,7 @@ def push_constants(
     tokens = whole("tokens", tokens)
     norms = _per_head("values", values)
     _not_negative((), network=network, leak=leak)
-    roots = [math.inf] * len(norms) if columns is None else [math.sqrt(c) for c in _per_head("columns", columns)]
+    roots = [math.inf] * len(norms) if columns is None else [math.sqrt(c) for c in _per_head("columns", columns, 1)]
     if len(roots) != len(norms):
         raise ValueError(f"columns must be {len(norms)} numbers, one for each head of values; not {len(roots)}")
     grown, spread_by = (
@@ -208,14 +210,15 @@ def push_constants(
     return PushConstants(grown + network - leak, spread_by + network, sum(norms) + network - leak)
 
 
-def _per_head(name: str, given: float | Sequence[float] | Tensor) -> list[float]:
-    """Numbers of at least 0, one for each head, as a list; a single one is that of the only head."""
+def _per_head(name: str, given: float | Sequence[float] | Tensor, least: float = 0) -> list[float]:
+    """Numbers of at least `least`, one for each head, as a list; a single one is that of the only head."""
     if isinstance(given, Tensor):
-        check_number(name, given, 0, shape=("heads",))
-        return given.flatten().tolist()
-    heads = list(given) if isinstance(given, list | tuple) else [given]
-    for one in heads:
-        number(name, one, 0)
+        check_number(name, given, least, shape=("heads",))
+        heads = given.flatten().tolist()
+    else:
+        heads = list(given) if isinstance(given, list | tuple) else [given]
+        for one in heads:
+            number(name, one, least)
     if not heads:
         raise ValueError(f"{name} must be one number for each head; not {given!r}")
     return [float(one) for one in heads]

@@ -118,16 +118,17 @@ class Interaction(Term):
         if diameter is not None:
             check_number("diameter", diameter, 0, shape=())
         R = torch.as_tensor(length, dtype=torch.float64)
-        r = R if diameter is None else torch.as_tensor(diameter / 2).clamp(max=R)  # in a ball no two are further apart
+        r = R if diameter is None else torch.as_tensor(diameter, dtype=torch.float64) / 2
+        r = r.clamp(max=R)  # in a ball no two are further apart
         parts = [attention_lipschitz(A, V, R, r=r, b=b, columns=columns) for A, V, b in self._score_and_value()]
         return abs(self.strength) * sum(part.item() for part in parts) + self._leak_norm()
 
     def _score_and_value(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """A_h = W_QʰᵀW_Kʰ/√d_h, V_h = W_Oʰ W_Vʰ and the length of W_Kʰᵀb_Qʰ/√d_h, for each head."""
-        query, key, value = (w.double().split(self.head_width) for w in self.qkv.weight.chunk(3))
+        query, key, value = (w.split(self.head_width) for w in self.qkv.weight.detach().cpu().double().chunk(3))
         bias = self.qkv.weight.new_zeros(len(self.qkv.weight)) if self.qkv.bias is None else self.qkv.bias
-        bias = bias.double().chunk(3)[0].split(self.head_width)
-        out = self.out.weight.double().split(self.head_width, dim=1)
+        bias = bias.detach().cpu().double().chunk(3)[0].split(self.head_width)
+        out = self.out.weight.detach().cpu().double().split(self.head_width, dim=1)
         out = out * (self.heads // len(out))  # a shared output is that of every head
         root = math.sqrt(self.head_width)
         heads = zip(query, key, value, out, bias, strict=True)
@@ -176,4 +177,4 @@ class SharedOutputInteraction(Interaction):
         return -self.heads * keep_real(u, mask) @ self.out.weight.T
 
     def _leak_norm(self) -> float:
-        return self.heads * norm2(self.out.weight.double()).item() if self.leak else 0.0
+        return self.heads * norm2(self.out.weight.detach().cpu().double()).item() if self.leak else 0.0

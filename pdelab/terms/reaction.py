@@ -81,7 +81,7 @@ class Reaction(Term):
         """
         steps = whole("steps", steps, least=0)
         slopes = next(SLOPES[name] for name, kind in ACTIVATIONS.items() if isinstance(self.activation, kind))
-        inner, outer = self.inner.weight.double(), self.outer.weight.double()
+        inner, outer = self.inner.weight.detach().cpu().double(), self.outer.weight.detach().cpu().double()
         if not torch.isfinite(inner.norm() * outer.norm()):
             raise ValueError("the weights must be finite, and not too large, for the term to have constants")
 

@@ -116,6 +116,16 @@ def test_a_masked_crowd_whose_rows_agree_is_the_crowd():
     torch.testing.assert_close(masked, solve_density(row, beta=3.0, time=1.0).final.expand(5, -1))
 
 
+def test_float32_holds_the_weights_of_weaker_attention_only():
+    """One full cell: at its antipode the weight is e^{−2β}, and without it the speed there would be 0/0."""
+    for dtype, most in ((torch.float64, 300.0), (torch.float32, 40.0)):
+        start = torch.zeros(1, 64, dtype=dtype)
+        start[0, 5] = 1.0
+        assert solve_density(start, beta=most, time=0.2).status is Status.FINISHED
+        with pytest.raises(ValueError, match="beta must be a finite number of at least 0 and of at most"):
+            solve_density(start, beta=1.01 * most, time=0.2)
+
+
 def test_the_rows_of_a_masked_crowd_must_have_one_mass():
     rows = torch.cat([laws.cell_means(64), laws.cell_means(64, laws.bump)])
     end = solve_density(rows, beta=3.0, time=0.2, causal=True).final
@@ -191,3 +201,16 @@ def test_the_smallest_size_of_the_experiment_runs():
     found = measure.run("smoke", 0)
     assert found.figures["d=3/slope coupled"] < -0.2
     assert abs(found.controls["d=3/slope permuted"]) < 0.2
+
+
+def test_bounds_and_costs_are_refused_where_there_are_none():
+    for p in (0.5, 1.5, math.nan):
+        with pytest.raises(ValueError, match="p must be 1 or at least 2"):
+            laws.law_part(torch.tensor(0.5), p)
+    with pytest.raises(ValueError, match="not 5 for 2"):
+        laws.transport_cost(torch.zeros(2, 1), torch.zeros(5, 1))
+
+
+def test_a_causal_mask_is_on_the_device_of_the_scores():
+    u, A = torch.ones(3, 2, device="meta"), torch.ones(2, 2, device="meta")
+    assert laws.read(u, u, A, A, causal=True).is_meta

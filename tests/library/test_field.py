@@ -6,13 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from systems import SEQUENCES, assert_padding_changes_nothing, field, fields, matrix_of, padded
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pdelab.field import (
     BOUNDARIES,
+    all_true,
     centred,
     check_boundary,
     check_field,
     check_mask,
+    check_number,
     check_state,
     keep_real,
     laplacian,
@@ -297,6 +300,29 @@ def test_a_mask_is_taken_as_it_is_where_it_has_no_values_to_look_at():
     assert torch.equal(apart, laplacian(u, mask=MASK))
     compiled = torch.compile(lambda v, m: laplacian(v, mask=m), backend="eager", fullgraph=True)
     assert torch.equal(compiled(u, MASK), laplacian(u, mask=MASK))
+
+
+def test_only_the_lack_of_values_is_no_answer():
+    with FakeTensorMode():
+        assert all_true(torch.ones(2, dtype=torch.bool)) is None
+
+    class Broken(torch.Tensor):
+        def all(self):
+            raise RuntimeError("the device is gone")
+
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        all_true(torch.ones(2, dtype=torch.bool).as_subclass(Broken))
+
+
+@pytest.mark.parametrize("shape", [(), ("batch",), ("batch", 1, 1)])
+def test_one_number_is_no_tensor_of_a_higher_rank(shape):
+    for rank in range(5):
+        value = torch.ones((1,) * rank)
+        if rank <= max(1, len(shape)):
+            check_number("dt", value, shape=shape)
+        else:
+            with pytest.raises(ValueError, match="dt must be one number"):
+                check_number("dt", value, shape=shape)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])

@@ -615,7 +615,7 @@ CALLS = {
     "metrics.stability.bounded_margin": call(
         stability.bounded_margin,
         strength=positive(1.0, **PER_EXAMPLE),
-        values=positive(1.0, **PER_EXAMPLE),
+        value_sum=positive(1.0, **PER_EXAMPLE),
         network=positive(1.0, **PER_EXAMPLE),
         leak=positive(1.0, **PER_EXAMPLE),
     ),
@@ -623,7 +623,7 @@ CALLS = {
         stability.push_constants,
         tokens=size(4),
         values=positive(1.0, **PER_HEAD),
-        columns=number(1.0, -1.0, optional=True, list="one per head"),
+        columns=number(1.0, 0.5, optional=True, list="one per head"),
         network=positive(1.0),
         leak=positive(1.0),
     ),

@@ -69,6 +69,14 @@ def test_a_constant_map_has_no_slope():
     assert lipschitz(lambda u: 0 * u + 1, torch.ones(2, 3, 4)).tolist() == [0, 0]
 
 
+def test_a_map_without_a_graph_is_refused_with_the_way_to_the_derivative_of_a_constant():
+    u = torch.ones(1, 3, 2)
+    for measure in (jacobian, lipschitz, lambda f, u: derivative(f, u, u)):
+        with pytest.raises(ValueError, match=r"if it is constant, its derivative is 0, which f\(u\) \+ 0 \* u has"):
+            measure(torch.ones_like, u)
+        assert not measure(lambda u: torch.ones_like(u) + 0 * u, u).any()
+
+
 def test_a_map_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"f must give a field in the shape of u"):
         jacobian(lambda u: u[:, :1], torch.ones(1, 3, 2))

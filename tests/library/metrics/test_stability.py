@@ -345,8 +345,24 @@ def test_push_constants_use_the_smaller_of_two_bounds_for_each_head():
     assert found.diameter == pytest.approx(2 + 1 + 0.5 - 2)
     with pytest.raises(ValueError, match="columns must be 2 numbers, one for each head"):
         push_constants(8, [2.0, 1.0], columns=[1.0])
-    with pytest.raises(ValueError, match="values must be"):
-        push_constants(8, [])
+    for none in ([], torch.empty(0)):
+        with pytest.raises(ValueError, match="values must be one number for each head"):
+            push_constants(8, none)
+
+
+@pytest.mark.parametrize("columns", [0.01, [0.99], torch.tensor([0.5])])
+def test_no_largest_column_sum_is_below_one(columns):
+    """The rows sum to 1, so the column sums of N tokens have the mean 1."""
+    with pytest.raises(ValueError, match=r"columns must be .* of at least 1"):
+        push_constants(8, 2.0, columns=columns)
+    assert push_constants(8, 2.0, columns=1.0).lipschitz == 2.0
+
+
+def test_values_are_one_for_each_head_and_value_sum_their_sum():
+    heads = [1.0, 0.5]
+    assert bounded_margin(strength=2.0, value_sum=sum(heads)) == 0.5 == 2 - push_constants(8, heads).diameter
+    with pytest.raises(TypeError, match="values"):
+        bounded_margin(strength=2.0, values=heads)
 
 
 def test_layernorm_as_a_rate_bounds_the_field_above_its_margin_and_not_below():
@@ -354,7 +370,7 @@ def test_layernorm_as_a_rate_bounds_the_field_above_its_margin_and_not_below():
     u = torch.tensor([[[1.0, -1.0]] * 3], dtype=torch.float64)
     norm = LayerNormRate(2, eps=0.0).double().requires_grad_(False)
     for value, bounded in ((0.5, True), (1.5, False)):
-        margin = bounded_margin(strength=1.0, values=value)
+        margin = bounded_margin(strength=1.0, value_sum=value)
         run = solve(lambda v, a=value: a * v + norm(v), u, steps=2000, dt=0.01, integrator=RK4())
         assert (margin > 0) == bounded
         size = run.final.norm(dim=-1).max().item()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from systems import SEQUENCES, WIDTH, field, padded, seeded
+from systems import SEQUENCES, WIDTH, field, padded, seeded, without_double_on_the_device
 from torch import nn
 
 from pdelab import Interaction, PreNorm, SharedOutputInteraction
@@ -249,6 +249,16 @@ def test_the_lipschitz_constant_of_one_head_is_that_of_its_matrices_and_its_quer
     assert term.lipschitz(1.7) == pytest.approx((norm2(V) * (x + (1 + x_b**2).sqrt())).item(), rel=1e-12)
     assert term.lipschitz(1.7) == pytest.approx(attention_lipschitz(A, V, 1.7, b=b.norm()).item(), rel=1e-12)
     assert term.lipschitz(1.7) == term.lipschitz(1.7, diameter=100.0)
+    close = attention_lipschitz(A, V, 1.7, r=0.1, b=b.norm()).item()
+    assert term.lipschitz(1.7, diameter=0.2) == pytest.approx(close, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Interaction, SharedOutputInteraction])
+def test_the_constants_are_computed_where_there_is_double_precision(kind, monkeypatch):
+    term = kind(WIDTH, 2, leak=True)
+    without_double_on_the_device(monkeypatch)
+    assert term.lipschitz(1.0) > 0
+    assert term.contraction(1.0) > 0
 
 
 def test_no_biases_but_that_of_the_queries_change_the_lipschitz_constant():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from systems import WIDTH, field, padded, seeded
+from systems import WIDTH, field, padded, seeded, without_double_on_the_device
 
 from pdelab import Reaction
 from pdelab.field import positions
@@ -132,6 +132,12 @@ def test_units_that_lead_nowhere_do_not_count():
     assert others.constants() == pytest.approx(with_weights(inner, outer).constants(), rel=1e-9)
     for pair in ((0 * inner, outer), (inner, 0 * outer), (0 * inner, 0 * outer)):
         assert with_weights(*pair).constants() == (0, 0, 0)
+
+
+def test_the_constants_are_computed_where_there_is_double_precision(monkeypatch):
+    term = reaction().float()
+    without_double_on_the_device(monkeypatch)
+    assert term.constants(steps=2).lipschitz > 0
 
 
 def test_the_constants_do_not_depend_on_gradients_modes_or_precision():

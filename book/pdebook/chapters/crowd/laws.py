@@ -26,12 +26,15 @@ def read(q: Tensor, y: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None,
     if mass is not None:
         scores = scores + mass.log().unsqueeze(-2)
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
     return scores.softmax(dim=-1) @ y @ V.mT
 
 
 def law_part(x: Tensor, p: float, root: float = 1.0, exponent: float = 1.0) -> Tensor:
     """√(1+x²) e^{2x/p} for p ≥ 2 and (1+2x) e^{2x} for p = 1: what a unit of W_p does to the field, for ‖V‖ = 1."""
+    if p != 1 and not p >= 2:
+        raise ValueError(f"p must be 1 or at least 2, where there is a bound; not {p}")
     steep = 1 + 2 * x if p == 1 else (1 + x**2).sqrt()
     return root * steep * torch.exp(exponent * 2 * x / p)
 
@@ -73,6 +76,8 @@ def chance_of_distance_one(n: int) -> float:
 
 def transport_cost(y: Tensor, z: Tensor) -> float:
     """W_1 of two clouds of equal weights, (n, d) and (m, d), m a multiple of n: the best assignment, exactly."""
+    if not len(y) or len(z) % len(y):
+        raise ValueError(f"z must have a multiple of the atoms of y; not {len(z)} for {len(y)}")
     copies = y.repeat_interleave(len(z) // len(y), dim=0)
     if y.shape[1] == 1:
         return (copies.flatten().sort().values - z.flatten().sort().values).abs().mean().item()
