@@ -170,8 +170,9 @@ def test_with_a_mask_three_tokens_reach_the_lipschitz_constant():
 
 
 def test_the_old_constant_is_at_most_a_quarter_larger():
-    x = torch.logspace(-3, 3, 601, dtype=torch.float64)
-    ratio = (1 + 2 * x) / (x + (1 + x**2).sqrt())
+    """1 + 2x, x = ‖A‖R², against what attention has: here R = 1 and A = x."""
+    x, one = torch.logspace(-3, 3, 601, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    ratio = (1 + 2 * x) / attention_lipschitz(x.view(-1, 1, 1), one, 1.0)
     assert ratio.max().item() == pytest.approx(1.25, abs=1e-4)
     assert x[ratio.argmax()].item() == pytest.approx(0.75, rel=0.02)
 
@@ -375,9 +376,13 @@ def test_angles_on_the_circle_are_followed_past_a_full_turn():
 def test_all_statements_withstand_a_short_search():
     worst = live(attack.run, batch=8, steps=10, seed=7)
     assert max(worst.values()) <= 1 + ROUNDING
-    # an exact law, and what ten steps do not reach; the false neighbours below say how near the full search comes
-    slow = {"angle_law", "rotary", "algebraic_layers"}
-    assert min(value for name, value in worst.items() if name not in slow) > 0.8
+    # the false neighbours below say how near the full search comes
+    least = dict.fromkeys(worst, 0.9)
+    least["lipschitz_frobenius"] = 0.8  # for want of steps: its own false neighbours, a tenth off, fall below
+    least["rotary"] = 0.4  # 1 + 2x is not attained, and ten of its 150 steps stay far from what is
+    least["algebraic_layers"] = 0.2  # three layers must be steep together, and ten steps from chance do not get there
+    least["angle_law"] = 0.0  # an exact law: what is left is rounding
+    assert not {name: value for name, value in worst.items() if value < least[name]}
 
 
 @pytest.mark.parametrize("name", attack.run.statements)

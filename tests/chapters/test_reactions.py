@@ -417,8 +417,9 @@ def test_a_smoke_run_bounds_every_layer_and_its_rescaled_copy():
     result = measure.bounds("smoke", 0)
     for start, figures in (("", result.figures), ("untrained ", result.controls)):
         for constant in ("K", "λ", "λ₋"):
-            kept = (np.abs(figures[f"{start}{constant} {name}"]) for name in ("found", "slopes", "bound", "norms"))
-            found, slopes, bound, norms = kept
+            sign = -1 if constant == "λ₋" else 1  # a bound from below
+            kept = (np.array(figures[f"{start}{constant} {name}"]) for name in ("found", "slopes", "bound", "norms"))
+            found, slopes, bound, norms = (sign * values for values in kept)
             assert len(bound) == 2
             assert np.all(found <= bound + 1e-9)
             assert np.all(slopes <= bound + 1e-9)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pdebook.chapters.diffusion import attack, laws, measure
+from pdebook.evidence.adversary import ROUNDING
 from pdebook.evidence.stacks import slope
 from pdebook.evidence.trained import TASKS, build
 from pdelab import Coupling, Diffusion, FeatureDiffusion, Interaction, MasterEquation, Reaction, laplacian, solve
@@ -430,5 +431,6 @@ def test_is_every_update_below_half_of_the_limit_invertible(evidence):
 @pytest.mark.claim("P2-eq7")
 def test_does_a_stack_of_averages_stay_within_its_bound_of_heat(evidence):
     """Extremal and random rows, one layer and three; the bound is nearly reached, so that a tenth less would fail."""
-    scores = torch.cat([attack.heat(**start) for _, start in attack.run.statements["heat"].searches(7)])
-    evidence("repair", holds=0.9 < scores.max().item() <= 1, fails=scores.max().item() > 1)
+    scores = [attack.heat(**start) for _, start in attack.run.statements["heat"].searches(7)]
+    worst = torch.cat(scores).max().item()
+    evidence("repair", holds=0.9 < worst <= 1 + ROUNDING, fails=worst > 1 + ROUNDING)

@@ -63,13 +63,17 @@ def test_what_padded_places_hold_and_where_they_are_changes_nothing(metric):
     close(*values)
 
 
-@EACH
-def test_half_precision_is_raised_to_float32(metric):
+@pytest.mark.parametrize("name", METRICS)
+def test_half_precision_is_raised_to_float32(name):
+    metric = METRICS[name]
     u, v = (field(3, 300, seed=s, dtype=torch.bfloat16) for s in (1, 2))
     value = metric(u, v)
     assert value.dtype == torch.float32
-    # rounding may swap two neighbouring ranks of n: Spearman's value moves by at most 12/n², here 1e-5
-    torch.testing.assert_close(value, metric(u.double(), v.double()).float(), rtol=1e-4, atol=1e-4)
+    # a mean that is taken off orders equal entries by rounding. Where two neighbouring ranks of n are swapped, Σd²
+    # moves by 2n at most and 1 − 6Σd²/(n³ − n) by 12/n², here 8e-6: room for a dozen
+    swaps = 12 if name in ("spearman, all", "spearman, position") else 0
+    atol = 1e-5 + swaps * 12 / u[0].numel() ** 2
+    torch.testing.assert_close(value, metric(u.double(), v.double()).float(), rtol=1e-4, atol=atol)
 
 
 @EACH
