@@ -136,7 +136,7 @@ def attention_lipschitz(
     r: half the largest distance of two tokens, R unless given. b: the length |W_Kᵀb_Q|/√d of the query bias, which
     adds b·u_j to the scores. columns: c = 1 for the norm max_i|u_i|; for (Σ_i|u_i|²)^{½} the largest column sum of the
     weights p_ij on the set, N at most. Masks and scores that depend on positions may be added; with rotary positions,
-    where A differs from pair to pair, it is false, and ‖V‖(1 + 2‖A‖R²) is true.
+    where A differs from pair to pair, it is false; without biases and for c = 1 there is ‖V‖(1 + 2‖A‖R²).
 
     >>> attention_lipschitz(torch.eye(2), torch.eye(2), 0.75**0.5).item()  # x + √(1 + x²) at x = ¾
     2.0
@@ -256,7 +256,7 @@ def reaction_scales(
     """Scales s for `reaction_constants` that make K and λ small and λ₋ large: (…, hidden) each.
 
     All three are convex in s. Adam goes down from s = 0; the best scales on its way are kept, or those of T = t·1 with
-    t² = ‖W₂‖/‖W₁‖ if they are better: so K is never worse than s₊‖W₂‖‖W₁‖ + κ.
+    t² = ‖W₂‖/‖W₁‖ if they are better: so K is never worse than max(|s₋|, |s₊|) ‖W₂‖‖W₁‖ + |κ|.
     steps: of Adam, each with eigenvalue problems of sizes d, d and 2d; 0 compares s = 0 and T = t·1 only.
     """
     look = _Slopes(W1, W2, slopes, leak)
