@@ -27,15 +27,19 @@ def pytest_configure(config):
     config.findings = defaultdict(dict)  # claim id -> {test: set of findings}
     config.skipped = []
     config.pluginmanager.register(Skipped(config.skipped))
+    config.pluginmanager.register(Notebooks())
     if config.option.record_claims and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("--record-claims needs one process, which sees every finding: leave out -n")
     torch.set_num_threads(1)  # the tensors of the tests are small, and two threads get in each other's way
 
 
-def pytest_itemcollected(item):
-    if isinstance(item, nbval.plugin.IPyNbCell):
-        item.output_timeout = 60  # nbval gives the last output 5 s to arrive, which a busy machine can miss
-        item.compare_outputs = partial(same_outputs, item)
+class Notebooks:
+    """As a plugin of its own: the hooks of a conftest.py see only what lies in its folder, and the book does not."""
+
+    def pytest_itemcollected(self, item):
+        if isinstance(item, nbval.plugin.IPyNbCell):
+            item.output_timeout = 60  # nbval gives the last output 5 s to arrive, which a busy machine can miss
+            item.compare_outputs = partial(same_outputs, item)
 
 
 def same_outputs(cell, new, stored) -> bool:

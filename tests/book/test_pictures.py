@@ -50,10 +50,11 @@ def said(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("notebook")
     nbformat.write(notebook, folder / "replaced.ipynb")
-    options = ["-p", "conftest", "--nbval", "--nbval-current-env", "-c", os.devnull, "--rootdir", folder, "-rA"]
+    options = ["--nbval", "--nbval-current-env", "-c", os.devnull, "--rootdir", folder, "-rA"]
+    beside = ROOT / "tests" / "children.py"  # brings conftest.py, as for the book, whose notebooks are not below it
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tools")])
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, folder],
+        [sys.executable, "-m", "pytest", *options, beside, folder],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
