@@ -269,7 +269,6 @@ SEEN = dict.fromkeys(FLAWED, VISIBLE)
 ANY_KERNEL = dict.fromkeys(("not a softmax", "negative"), "the moment of any kernel") | SEEN
 TIMES = number(0.0)
 PER_FEATURE = dict.fromkeys(("list", "tensor shape"), "one per feature")
-PER_HEAD = dict.fromkeys(("list", "tensor shape"), "one per head")
 PER_EXAMPLE = {"tensor shape": "one per example, however many"}
 
 CALLS = {
@@ -622,7 +621,7 @@ CALLS = {
     "metrics.stability.push_constants": call(
         stability.push_constants,
         tokens=size(4),
-        values=positive(1.0, **PER_HEAD),
+        values=positive(1.0, list="one per head"),
         columns=number(1.0, 0.5, optional=True, list="one per head"),
         network=positive(1.0),
         leak=positive(1.0),
@@ -1084,6 +1083,7 @@ UNCALLED = {
     "metrics.base.aligned": "inside metrics, of what clean has checked",
     "metrics.base.norm": "any tensor has one",
     "metrics.base.stacked": "the check itself",
+    "metrics.attention.check_rows": "the check itself, called by every metric of maps",
     "metrics.attention.check_maps": "the check itself, called by every metric of maps",
     "metrics.budget.Budget": "a record",
     "metrics.stability.PushConstants": "a record",
