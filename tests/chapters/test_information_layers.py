@@ -19,7 +19,7 @@ from pdebook.chapters.experiments_information.laws import (
 from pdebook.evidence.experiment import Scale
 from pdebook.evidence.trained import TASKS, build, look
 from pdebook.ledger import read_claims
-from pdebook.ledger.record import Result
+from pdebook.ledger.record import Result, recorded_in
 from pdelab.datasets.base import Examples
 from pdelab.metrics.information import (
     channel_bounds,
@@ -340,8 +340,8 @@ def test_every_model_has_its_figures_and_every_claim_its_controls(result):
         if claim.evidence.get("experiment") == "information_layers":
             for one in claim.comparisons:
                 controls = one["control"] if isinstance(one["control"], list) else [one["control"]]
-                assert one["figure"] in result.figures
-                assert set(controls) <= set(result.controls)
+                assert recorded_in(result, one["figure"])
+                assert all(recorded_in(result, control, control=True) for control in controls)
     assert len(result.figures["rows-best/early_contrast"]) == len(laws.CONTRASTS)
     assert "rows-best/untrained_early_contrast" in result.controls
     assert "rows-best-shuffled/early_contrast" in result.controls
