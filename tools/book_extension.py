@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 from build_book import SOLUTIONS
+from docutils import nodes
 from editions import edition
 from exercises import tagged
 from sphinx.errors import ConfigError
@@ -18,6 +19,11 @@ from sphinx.errors import ConfigError
 from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
+FOLDED = {  # cells behind a click, by their tag, and the words of the click
+    "solution": "Show the solution",
+    "check": "Show the check of your answer",
+    "asserts": "What the tests assert",
+}
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
@@ -43,10 +49,11 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
     if app.config.book_solutions == LEFT_OUT:
         notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
     for cell in notebook.cells:
-        if cell.cell_type == "code" and tagged(cell, "solution"):
-            cell.metadata.tags.append("hide-cell")
-            prompts = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
-            cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
+        for what in FOLDED if cell.cell_type == "code" else ():
+            if tagged(cell, what):
+                cell.metadata.tags.append("hide-cell")
+                prompts = {"code_prompt_show": FOLDED[what], "code_prompt_hide": "Hide it"}
+                cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
                 up = "../" * (docname.count("/") - 1)  # from the page to the chapters
@@ -55,6 +62,18 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
                     linked, app.config.html_theme_options, lines(Path(app.srcdir))
                 )
     source[0] = json.dumps(notebook)
+
+
+def fold_proofs(app, doctree) -> None:
+    """A proof of the class `dropdown` is behind a click; sphinx-togglebutton asks for a title, which proofs lack."""
+    folded = [node for node in doctree.findall(nodes.admonition) if {"proof", "dropdown"} <= set(node["classes"])]
+    for proof in folded:
+        proof["classes"].remove("dropdown")
+        whole = proof.parent
+        place = whole.parent.index(whole)
+        opening, closing = '<details class="proof-fold"><summary>Proof</summary>', "</details>"
+        whole.parent.insert(place + 1, nodes.raw("", closing, format="html"))
+        whole.parent.insert(place, nodes.raw("", opening, format="html"))
 
 
 def boxes(folder: Path) -> dict[str, set[str]]:
@@ -142,6 +161,7 @@ def setup(app) -> dict:
     app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
     app.connect("config-inited", configure, priority=100)
     app.connect("source-read", prepare_notebook)
+    app.connect("doctree-read", fold_proofs)
     app.connect("html-page-context", mend_page, priority=900)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,7 @@ _NAMES = {
     "Store": "ledger.record",
     "explore": "kit.interactive",
     "summarise": "ledger.record",
+    "table": "kit.page",
 }
 _MODULES = {
     "check": "kit.check",

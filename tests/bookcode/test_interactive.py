@@ -16,6 +16,10 @@ def curve(ax, k):
     ax.set(xlabel="x", ylabel="y")
 
 
+def curve2(ax, ends, t):
+    curve(ax, t + (ends == "open"))
+
+
 def heat_map(ax, k):
     ax.imshow(np.outer(X, X) * k, vmin=0, vmax=3)
     ax.set(xlabel="token", ylabel="feature")
@@ -228,3 +232,27 @@ def test_the_book_s_style_is_used():
 
 def test_frames_stay_pictures_when_drawn_live():
     assert explore(heat_map, k=[1, 2]).picture(k=2).startswith('<img src="data:image/webp')
+
+
+def test_a_play_button_names_the_slider_that_it_moves():
+    figure = explore(curve2, ends=["open", "closed"], t=[0, 1, 2], play="t")
+    assert data(figure)["play"] == 1
+    assert "▶ Play</button>" in figure.html
+    slider, player = figure.widget().children[2:4]
+    player.value = 2
+    assert slider.value == 2
+    slider.index = 1
+    assert player.value == 1
+    assert "<button" not in explore(curve, k=[1, 2]).html
+
+
+@pytest.mark.parametrize("name", ["k", "ends"])
+def test_only_a_slider_of_numbers_can_be_played(name):
+    with pytest.raises(ValueError, match=rf"play names '{name}'; the sliders of numbers are \['t'\]"):
+        explore(curve2, ends=["open", "closed"], t=[0, 1, 2], play=name)
+
+
+def test_the_sentence_stands_under_the_picture():
+    figure = explore(curve, k=[1, 2], alt=lambda k: f"k is <{k}>")
+    assert '<p class="says">k is &lt;1&gt;</p>' in figure.html
+    assert figure.picture(k=2).endswith('<p class="says">k is &lt;2&gt;</p>')

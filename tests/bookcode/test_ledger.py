@@ -215,8 +215,12 @@ def test_an_attack_is_split_into_ours_and_control(store):
 def test_the_table_of_an_attack_names_every_statement_and_neighbour(store):
     recorded(store, [attack_run(printed_a=(2, {}), corrected_b=(0, {"K": k, "a<b": 3})) for k in (7, 0)])
     page = ledger.attack_table("e", store)
-    assert repr(page).split("\n")[1:] == ["b  200  0  0.99  a<b; NOT K", "a (printed)  200  4  1.5  "]
-    assert "<td>b</td><td>200</td><td>0</td><td>0.99</td><td>a&lt;b; NOT K</td>" in page.markup
+    assert repr(page).split("\n")[1:] == [
+        "statement | attempts | violations | worst | false neighbours that fell",
+        "b | 200 | 0 | 0.99 | a<b; NOT K",
+        "a (printed) | 200 | 4 | 1.5 | ",
+    ]
+    assert "b</th><td>200</td><td>0</td><td>0.99</td><td>a&lt;b; NOT K</td>" in page.markup
     with pytest.raises(ValueError, match="nothing is recorded of 'other'; record it with: pdelab run other"):
         ledger.attack_table("other", store)
 
@@ -225,9 +229,9 @@ def test_steps_of_the_proof_stand_last_in_the_table_of_an_attack(store):
     figures, controls = attack_run(lemma_step=(0, {"K": 7, "M": 7}), corrected_b=(0, {"K": 7}))
     counted = {"lemma/step/settings": 2, "lemma/step/broken_in/K": 2, "lemma/step/broken_in/M": 1}
     recorded(store, [(figures | counted, controls)])
-    assert repr(ledger.attack_table("e", store)).split("\n")[1:] == [
-        "b  100  0  0.99  K",
-        "step (a step of the proof)  100  0  0.99  K, M (1 of 2 in each of 2 settings)",
+    assert repr(ledger.attack_table("e", store)).split("\n")[2:] == [
+        "b | 100 | 0 | 0.99 | K",
+        "step (a step of the proof) | 100 | 0 | 0.99 | K, M (1 of 2 in each of 2 settings)",
     ]
 
 
@@ -298,15 +302,17 @@ def test_recorded_findings_are_those_of_tests_that_exist():
 
 def test_the_box_and_the_table_show_claim_verdict_and_evidence(store):
     recorded(store, [(findings(printed_fails=2, repair_holds=1), {})], "check-P1-eq6-7")
-    box = ledger.box("P1-eq6/7", store=store)
-    assert "verdict-fails" in box._repr_html_()
+    box = ledger.case_file({"P1-eq6/7": "a reason & more"}, store=store)
+    line = box._repr_html_().partition("</summary>")[0]
+    assert "verdict-fails" in line
+    assert "a reason &amp; more" in line
     assert "2 against it, 1 for the repair" in box._repr_html_()
     assert 'id="box-p1-eq6-7"' in box._repr_html_()
     assert repr(box).startswith("P1-eq6/7: fails")
     table = ledger.table(ledger.judge_all(store=store))._repr_html_()
     assert all(f'id="{CLAIMS[claim_id].anchor}"' in table for claim_id in CLAIMS)
     with pytest.raises(ValueError, match=r"unknown: \['P9'\]"):
-        ledger.box("P9")
+        ledger.case_file({"P9": ""})
 
 
 def test_formulas_and_markup_in_a_claim_are_escaped(monkeypatch, store):

@@ -5,6 +5,8 @@
   const controls = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg");
   const img = root.querySelector("img");
+  const says = root.querySelector(".says");
+  const button = root.querySelector("button");
   const parts = svg ? [...svg.querySelectorAll("*")] : [];
   const show = () => {
     let frame = 0;
@@ -26,7 +28,31 @@
       img.src = "data:image/webp;base64," + data.frames[frame];
       img.alt = data.alts[frame];
     }
+    says.textContent = data.alts[frame];
   };
-  controls.forEach((control) => control.addEventListener("input", show));
+  let timer = 0;
+  const stop = () => {
+    clearInterval(timer);
+    timer = 0;
+    if (!button) return;
+    button.textContent = "▶ Play";
+    button.setAttribute("aria-pressed", "false");
+  };
+  const step = (slider) => {
+    if (Number(slider.value) === Number(slider.max)) return stop();
+    slider.value = Number(slider.value) + 1;
+    show();
+  };
+  const play = () => {
+    if (timer) return stop();
+    const slider = controls[data.play];
+    if (Number(slider.value) === Number(slider.max)) slider.value = 0;
+    show();
+    timer = setInterval(() => step(slider), Math.max(60, Math.min(400, 6000 / slider.max)));
+    button.textContent = "❚❚ Pause";
+    button.setAttribute("aria-pressed", "true");
+  };
+  controls.forEach((control) => control.addEventListener("input", () => { stop(); show(); }));
+  if (button) button.addEventListener("click", play);
   show();
 })();

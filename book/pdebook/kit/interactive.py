@@ -39,25 +39,27 @@ def explore(
     caption: str = "",
     labels: Mapping[str, str] | None = None,
     start: Mapping[str, object] | None = None,
+    play: str | None = None,
     **sliders: Iterable,
 ) -> "Explorer":
     """An interactive figure with one slider per keyword.
 
     draw: draw(ax, **values) draws on one Axes; or draw(**values) without `ax` returns a Figure of its own.
-    alt: what the picture shows, for someone who cannot see it: a text, or a function of the slider values; without it
-        the docstring of draw, or else its axis labels.
+    alt: what the picture shows, in a sentence: a text, or a function of the slider values; without it the docstring of
+        draw, or else its axis labels. It stands under the picture and is what a screen reader says.
     sliders: name=values, at least two values each, e.g. t=np.linspace(0, 1, 11) or ends=["reflecting", "absorbing"].
     labels, start: the words beside a slider and the value it starts from, by slider name.
+    play: the name of a slider that a Play button moves through, for what changes in time.
 
     Axes that draw leaves free get the same limits in every frame. Labels are best in plain text (σ², Δt).
     """
-    return Explorer(draw, alt=alt, caption=caption, labels=labels or {}, start=start or {}, sliders=sliders)
+    return Explorer(draw, alt=alt, caption=caption, labels=labels or {}, start=start or {}, play=play, sliders=sliders)
 
 
 class Explorer:
     """What `explore` returns; a notebook displays it. `kind` is "curves" or "frames"."""
 
-    def __init__(self, draw, *, alt, caption, labels, start, sliders):
+    def __init__(self, draw, *, alt, caption, labels, start, sliders, play=None):
         if not callable(draw):
             raise ValueError(f"draw must be a function of the slider values, not {type(draw).__name__}")
         if not sliders:
@@ -76,6 +78,10 @@ class Explorer:
             if wanted not in values:
                 raise ValueError(f"start gives {name}={wanted!r}, which is not one of its values {values}")
             self.start[name] = values.index(wanted)
+        if play is not None and (play not in self.values or not _ordered(self.values[play])):
+            numbers = [name for name, values in self.values.items() if _ordered(values)]
+            raise ValueError(f"play names {play!r}; the sliders of numbers are {numbers}")
+        self.play = play
         self.labels = {name: labels.get(name, name.replace("_", " ")) for name in self.values}
         self.caption = caption
         self._draw = draw
@@ -98,6 +104,7 @@ class Explorer:
             self.kind = "curves"
             root, self._slots, self._frames = curves
             self._picture = _inline(root, self.alts[self._at_start])
+        self._picture += _says(self.alts[self._at_start])
 
     def _figure(self, values: dict) -> Figure:
         with mpl.rc_context(STYLE):
@@ -153,7 +160,9 @@ class Explorer:
     def html(self) -> str:
         """The figure as plain HTML: picture, labelled sliders, data and a little script."""
         rows = "".join(_row(self.labels[name], values, self.start[name]) for name, values in self.values.items())
+        button = '<button type="button" aria-pressed="false">▶ Play</button>' if self.play else ""
         data = {
+            "play": list(self.values).index(self.play) if self.play else None,
             "values": [[_text(v) for v in values] for values in self.values.values()],
             "alts": self.alts,
             "slots": self._slots,
@@ -163,7 +172,7 @@ class Explorer:
         packed = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return (
-            f'<figure class="pdelab-explore" style="margin:1em 0;max-width:40em">{self._picture}{rows}{caption}'
+            f'<figure class="pdelab-explore" style="margin:1em 0;max-width:40em">{self._picture}{rows}{button}{caption}'
             f'<script type="application/json">{packed}</script><script>{_SCRIPT}</script></figure>'
         )
 
@@ -189,14 +198,16 @@ class Explorer:
         for control in controls.values():
             control.observe(redraw, names="index")
         caption = [widgets.HTML(html.escape(self.caption))] if self.caption else []
-        return widgets.VBox([picture, *controls.values(), *caption])
+        player = [_player(controls[self.play])] if self.play else []
+        return widgets.VBox([picture, *controls.values(), *player, *caption])
 
     def picture(self, **values) -> str:
-        """Call draw for these slider values and give the picture as HTML; an error in draw is shown in its place."""
+        """Call draw for these slider values: picture and sentence as HTML; an error in draw is shown in their place."""
         try:
             figure = self._figure(values)
             alt = self._alt_text(values, figure)
-            return _inline(_svg(figure), alt) if self.kind == "curves" else _image(_webp(figure), alt)
+            drawn = _inline(_svg(figure), alt) if self.kind == "curves" else _image(_webp(figure), alt)
+            return drawn + _says(alt)
         except Exception as error:
             return f"<pre>draw stopped with {html.escape(type(error).__name__)}: {html.escape(str(error))}</pre>"
 
@@ -205,6 +216,16 @@ class Explorer:
         bundle["text/plain"] = f"<interactive figure: {', '.join(self.labels.values())}>"
         bundle["text/html"] = self.html
         return bundle
+
+
+def _player(slider):
+    """A Play button of ipywidgets that moves the slider and stays where a hand moves it."""
+    import ipywidgets as widgets
+
+    player = widgets.Play(min=0, max=len(slider.options) - 1, value=slider.index, interval=400)
+    player.observe(lambda change: setattr(slider, "index", change["new"]), names="value")
+    slider.observe(lambda change: setattr(player, "value", change["new"]), names="index")
+    return player
 
 
 def _values(name: str, values: Iterable) -> list:
@@ -308,6 +329,10 @@ def _inline(root: ET.Element, alt: str) -> str:
         f'<svg viewBox="{root.get("viewBox")}" role="img" aria-label="{html.escape(alt)}" '
         'style="width:100%;height:auto;background:#fff;stroke-linejoin:round;stroke-linecap:butt">' + body + "</svg>"
     )
+
+
+def _says(alt: str) -> str:
+    return f'<p class="says">{html.escape(alt)}</p>'
 
 
 def _webp(figure: Figure) -> str:

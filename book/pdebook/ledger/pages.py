@@ -2,13 +2,13 @@
 
 The claims are read by `claims`; the evidence is in the Results: measured figures with their controls, attacks on
 a theorem, findings of named tests. A rule of `rules` turns evidence into a verdict. Here the claims are judged
-and shown: `box` in a chapter, `table` for all of them, `rows` for the command line.
+and shown: `case_file` in a chapter, `table` for all of them, `rows` for the command line.
 """
 
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -16,6 +16,7 @@ from importlib.resources import files
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pdebook.kit import page
 from pdebook.kit.page import Page, typeset
 from pdebook.ledger.claims import FAULTS, KINDS, NEEDED, Claim, check_name, read_as, read_claims, slug
 from pdebook.ledger.record import Result, Store, data_folder, recorded_in, size_of
@@ -200,7 +201,7 @@ def _box_address(claim: Claim) -> str:
     """The claim's verdict box in the book, if its chapter is here and has one."""
     page = data_folder().parent / "book" / f"{claim.chapter}.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    boxed = re.findall(r"^ledger\.box\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
+    boxed = re.findall(r"^ledger\.(?:box|case_file)\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
     return f"book/{claim.chapter}.html#{claim.box_anchor}" if any(f'"{claim.id}"' in ids for ids in boxed) else ""
 
 
@@ -255,15 +256,23 @@ def _templates() -> Environment:
     return made
 
 
-def box(*claim_ids: str, store: Store | None = None) -> Page:
-    """A chapter's verdict box, filled from the evidence: box("P1-eq6/7")."""
+def case_file(reasons: Mapping[str, str], store: Store | None = None) -> Page:
+    """A chapter's claims, one line each: the verdict that the evidence gives, the reason in words, details on a click.
+
+    case_file({"P1-eq6/7": "A trained start token is as long as the others."})
+    """
     known = {claim.id: claim for claim in read_claims()}
-    unknown = [i for i in claim_ids if i not in known]
-    if unknown or not claim_ids:
-        raise ValueError(f"box needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
-    outcomes = judge_all([known[i] for i in claim_ids], store)
+    unknown = [i for i in reasons if i not in known]
+    if unknown or not reasons:
+        raise ValueError(f"case_file needs ids of claims, such as {next(iter(known))}; unknown: {unknown}")
+    outcomes = judge_all([known[i] for i in reasons], store)
     text = "\n".join(f"{o.claim.id}: {o.verdict.value} ({o.ruling.because})" for o in outcomes)
-    return Page(render("box.html", outcomes=outcomes), text)
+    return Page(render("case_file.html", outcomes=outcomes, reasons=reasons), text)
+
+
+def box(*claim_ids: str, store: Store | None = None) -> Page:
+    """The same lines without a reason: box("P1-eq6/7")."""
+    return case_file(dict.fromkeys(claim_ids, ""), store)
 
 
 def attack_table(experiment: str, store: Store | None = None) -> Page:
@@ -285,8 +294,7 @@ def attack_table(experiment: str, store: Store | None = None) -> Page:
         role = roles[one.role]
         lines.append((one.name + role, str(one.attempts), str(one.violations), f"{one.worst:.4g}", words))
     caption = f"{experiment}, {len(results)} seeds; above 1 a statement is false"
-    text = "\n".join([caption, *("  ".join(line) for line in lines)])
-    return Page(render("attack.html", caption=caption, head=head, lines=lines), text)
+    return page.table(lines, head, caption)
 
 
 def side_by_side(outcome: Outcome) -> str:
