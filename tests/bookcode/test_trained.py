@@ -259,7 +259,7 @@ def test_the_teacher_itself_has_distance_zero(digits):
 
 
 def test_maps_of_a_run_are_its_own_and_uniform_ones_are_uniform(digits):
-    run = reference._with_maps(build("transformer", IMAGES, digits, 0), digits.test.take(slice(0, 4)))
+    run = reference.with_maps(build("transformer", IMAGES, digits, 0), digits.test.take(slice(0, 4)))
     same = alignment.maps_compared(run, run)
     assert same["attention_cosine"] == [1.0] * IMAGES.depth
     assert same["attention_kl"] == pytest.approx([0.0] * IMAGES.depth, abs=1e-6)

@@ -320,6 +320,18 @@ def test_the_best_pair_is_chosen_over_scales_and_simulators_and_controls_stand_a
     assert figures["best/overall_cosine_scale"] != figures["best/overall_mse_scale"]  # so controls differ too
 
 
+def test_attention_maps_of_a_pair_are_those_of_its_trained_models_and_diffusion_alone_has_none(pairs):
+    figures, known = pairs.figures, pairs.controls
+    name = "overall_mean_attention_cosine"
+    values = {(kind, s): figures[f"{kind}-scale{s}/{name}"] for kind in reference.SIMULATORS[:3] for s in (1, 30)}
+    kind, s = max(values, key=values.get)
+    assert figures[f"best/{name}"] == values[kind, s]
+    assert known[f"untrained/{name}"] == known[f"untrained_{kind}-scale{s}/{name}"] != values[kind, s]
+    assert known[f"uniform/{name}"] == known[f"uniform-scale{s}/{name}"]
+    assert not any(key.startswith("diffusion_only") and "attention" in key for key in (*figures, *known))
+    assert f"sharing_best/{name}" not in figures
+
+
 def test_a_pair_that_diverges_is_named_and_is_not_the_best():
     seen = {"bare-scale3/overall_cosine": 0.4, "printed-scale1/overall_cosine": 0.6, "bare-scale3/overall_mse": 2.0}
     chosen, beside = same_start.best(seen, {"copy-scale1/overall_cosine": 0.7, "copy-scale3/overall_cosine": 0.9})

@@ -81,15 +81,16 @@ def borrowed(kind: str, teacher: Model, task: Task, data: Dataset) -> Model:
     """
     model = build(kind, task, data, 0).to(next(teacher.parameters()).device)
     for part in (Interaction, Reaction):
-        if terms := _terms(model, part):
-            for own, theirs in zip(terms, _terms(teacher, part), strict=True):
+        if mine := terms(model, part):
+            for own, theirs in zip(mine, terms(teacher, part), strict=True):
                 own.load_state_dict(theirs.state_dict())
     model.embed.load_state_dict(teacher.embed.state_dict())
     model.readout.load_state_dict(teacher.readout.state_dict())
     return model
 
 
-def _terms(model: Model, kind: type[nn.Module]) -> list[nn.Module]:
+def terms(model: Model, kind: type[nn.Module]) -> list[nn.Module]:
+    """The model's terms of this kind, layer by layer."""
     return [module for module in model.equation.modules() if isinstance(module, kind)]
 
 
@@ -151,7 +152,8 @@ def few(examples: Examples, heads: int) -> Examples:
 
 
 @torch.no_grad()
-def _with_maps(model: Model, examples: Examples) -> Trajectory:
+def with_maps(model: Model, examples: Examples) -> Trajectory:
+    """As `look`, with the attention maps of every layer."""
     examples = examples.to(next(model.parameters()).device)
     return model.trajectory(examples.x, examples.mask, attention=True)
 
@@ -219,7 +221,7 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
     teacher = found.models["transformer"]
     fit, test = data.train.take(slice(0, FITTED * task.probe)), data.test.take(slice(0, task.probe))
     seen = few(test, task.heads)
-    target_fit, target, target_maps = look(teacher, fit), look(teacher, test), _with_maps(teacher, seen)
+    target_fit, target, target_maps = look(teacher, fit), look(teacher, test), with_maps(teacher, seen)
     found.controls |= without_dynamics(target_fit, target, seed)
     found.controls |= named("uniform", alignment.maps_compared(alignment.uniform_maps(target_maps), target_maps))
     found.figures |= named("transformer", alignment.spectra(target.states[1:], target.mask))
@@ -233,8 +235,8 @@ def _compare(found: Measured, models: dict[str, Model], task: Task, data: Datase
             continue
         figures = alignment.compared(*runs, target_fit, target) | alignment.spectra(runs[1].states[1:], target.mask)
         figures |= _energy(figures["energy"], found)
-        if _terms(model, Interaction):
-            figures |= alignment.maps_compared(_with_maps(model, seen), target_maps)
+        if terms(model, Interaction):
+            figures |= alignment.maps_compared(with_maps(model, seen), target_maps)
         decides = key.removeprefix("borrowed_").removeprefix("distilled_") in (*SIMULATORS, *OF_P1)
         (found.figures if decides else found.controls).update(named(key, figures))
 
