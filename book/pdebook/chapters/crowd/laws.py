@@ -89,10 +89,54 @@ def transport_cost(y: Tensor, z: Tensor) -> float:
 # On the circle
 
 
-def mode_rate(k, beta: float, v: float = 1.0) -> np.ndarray:
-    """λ_k = v k² I_k(β) / (β I_0(β)): the growth of cos kθ on the even crowd."""
+def mode_rate(k, beta: float, v: float = 1.0, noise: float = 0.0) -> np.ndarray:
+    """λ_k = k² (v I_k(β)/(β I_0(β)) − D): the growth of cos kθ on the even crowd, D the noise."""
     k = np.asarray(k)
-    return v * k**2 * ive(k, beta) / (beta * ive(0, beta))
+    return k**2 * (v * ive(k, beta) / (beta * ive(0, beta)) - noise)
+
+
+def fastest_mode(beta: float) -> int:
+    """k* = argmax_k λ_k, about √(2β)."""
+    return int(np.argmax(mode_rate(np.arange(math.ceil(4 * math.sqrt(beta)) + 4), beta)))
+
+
+def noise_threshold(beta: float) -> float:
+    """D_c = I_1(β)/(β I_0(β)): with more noise than this every mode of the even crowd decays."""
+    return float(ive(1, beta) / (beta * ive(0, beta)))
+
+
+def ring_rates(clusters: int, beta: float) -> np.ndarray:
+    """Λ_q = Σ_m p_m (cos φ_m − β sin²φ_m)(cos qφ_m − 1), φ_m = 2πm/K, p = softmax(β cos φ): for q = 1, …, K − 1.
+
+    The growth of e^{iqφ_j} in the places of K equal clusters, evenly spaced: a push that turns all alike, q = 0, stays.
+    """
+    phi = 2 * np.pi * np.arange(clusters) / clusters
+    weight = np.exp(beta * (np.cos(phi) - 1))
+    pull = weight * (np.cos(phi) - beta * np.sin(phi) ** 2) / weight.sum()
+    return (np.cos(np.outer(np.arange(1, clusters), phi)) - 1) @ pull
+
+
+def series(beta: float, least: float = 1e-17) -> Tensor:
+    """I_k(β)/I_0(β) for k = 0, 1, …, as long as they are above `least`: what e^{β cos s} leaves of mode k."""
+    weights = ive(np.arange(int(20 + 3 * beta)), beta) / ive(0, beta)
+    return torch.from_numpy(weights[weights > least])
+
+
+def rate_by_modes(theta: Tensor, beta: float, *, causal: bool = False) -> Tensor:
+    """θ_i' = (1/β) ∂_θ log(k_β * μ) at θ_i, by the Fourier series of k_β: (…, token).
+
+    The same numbers as `formulas.circle_rate`, with N times the length of the series in place of N² operations.
+    """
+    z = torch.polar(torch.ones_like(theta), theta)
+    seen = torch.arange(1, theta.shape[-1] + 1, dtype=theta.dtype)  # by token i, behind a mask
+    power, crowd, slope = torch.ones_like(z), torch.ones_like(theta), torch.zeros_like(theta)
+    for k, weight in enumerate(series(beta)[1:].tolist(), start=1):
+        power = power * z
+        mean = power.cumsum(dim=-1) / seen if causal else power.mean(dim=-1, keepdim=True)
+        wave = power * mean.conj()  # the mean of e^{ik(θ_i − φ)} over the tokens φ that are seen
+        crowd = crowd + 2 * weight * wave.real
+        slope = slope - 2 * weight * k * wave.imag
+    return slope / crowd / beta
 
 
 def cell_rate(k, beta: float, cells: int) -> np.ndarray:
@@ -144,3 +188,10 @@ def circle_cost(theta: Tensor, rho: Tensor) -> float:
     G = G[cell] + (place - cell) * (G[cell + 1] - G[cell])
     apart = F - G
     return (apart - apart.median()).abs().mean().item() * 2 * math.pi
+
+
+def groups(theta: Tensor, gap: float) -> Tensor:
+    """How many gaps wider than `gap` there are between neighbours on the circle; at least one group: (…)."""
+    place = theta.remainder(2 * math.pi).sort(dim=-1).values
+    around = torch.cat([place, place[..., :1] + 2 * math.pi], dim=-1)
+    return (around.diff(dim=-1) > gap).sum(dim=-1).clamp(min=1)

@@ -9,18 +9,22 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from pdebook.chapters.crowd import laws
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.stacks import slope
+from pdebook.evidence.trained import TASKS, Measured, build, fit
 from pdebook.ledger.record import Key, Result
 from pdelab import formulas
 from pdelab.crowd import solve_density
 from pdelab.formulas import norm2
 from pdelab.integrators import RK4, flow
+from pdelab.models import Model
 from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory, solve
 from pdelab.status import Status
+from pdelab.terms.interaction import Interaction
 
 COUNTS = (12, 25, 50, 100, 200, 400)  # divisors of 1200, and at most a third of it: more would flatter W₁
 DIMENSIONS = (1, 3, 5)
@@ -53,7 +57,7 @@ def weights(seed: int, d: int) -> tuple[Tensor, Tensor]:
 
 def atoms(seed: int, d: int, number: int) -> Tensor:
     """The law: equal atoms, uniform in a ball of radius ½ that touches 0: in the unit ball, and moved by attention."""
-    z = torch.nn.functional.normalize(normal(seed, "atoms", d, size=(number, d)), dim=-1)
+    z = normalize(normal(seed, "atoms", d, size=(number, d)), dim=-1)
     radius = torch.rand(number, 1, generator=stream(seed, "radius", d), dtype=torch.float64) ** (1 / d)
     return (radius * z + torch.eye(d, dtype=torch.float64)[0]) / 2
 
@@ -151,18 +155,144 @@ def run(scale: Scale, seed: int, work: Workplace) -> Result:
     )
 
 
+# Trained heads
+
+
+def climbs(model: Model) -> tuple[list[float], list[float]]:
+    """cos(A_h, V_h) = tr(A_hᵀV_h)/(|A_h||V_h|), the mean over the heads of each layer; and with V of the other heads.
+
+    Attention pulls by V m where the logarithm of the smoothed crowd has the slope A m, m the mean that a head takes:
+    V = A climbs, V = −A descends.
+    """
+    own, other = [], []
+    for term in model.modules():
+        if isinstance(term, Interaction):
+            query, key, value = term.qkv.weight.detach().unflatten(0, (3, term.heads, -1))  # (head, d_h, d) each
+            out = term.out.weight.detach().unflatten(1, (term.heads, -1)).transpose(0, 1)  # (head, d, d_h)
+            A, V = (normalize((a @ b).flatten(1)) for a, b in ((query.mT, key), (out, value)))
+            cosines = A @ V.mT  # (head, head)
+            own.append(cosines.diagonal().mean().item())
+            other.append(cosines[~torch.eye(term.heads, dtype=torch.bool)].mean().item())
+    return own, other
+
+
+HEADS = {"digits": "rows", "topics": "text"}  # data of the figure: the task
+
+
+@experiment("crowd_heads", Scale.BOOK)
+def heads(scale: Scale, seed: int, work: Workplace) -> Result:
+    """Whether trained heads move tokens up the logarithm of the smoothed crowd: the cosine of A and V, per layer.
+
+    Controls: V of the other heads of the layer, and the same network before training.
+    """
+    found = Measured()
+    for name, kind in HEADS.items():
+        task = TASKS[kind][scale]
+        data = task.load(seed)
+        own, _ = climbs(build("transformer", task, data, seed))
+        found.controls[Key(name, "untrained")] = own
+        model, record = fit("transformer", task, data, seed, work, label=f" {name}")
+        found.figures[Key(name, "climb")], found.controls[Key(name, "other heads")] = climbs(model)
+        found.figures[Key(name, "accuracy")] = record.accuracy
+    return found.result("crowd_heads", task, scale, seed, tasks=list(HEADS.values()))
+
+
 # For the pictures
 
 
 def tokens_on_circle(theta: Tensor, beta: float, time: float, states: int, *, causal: bool = False) -> Trajectory:
-    """Tokens at angles (N,), followed by RK4 with steps of at most 1/10: states are (1, N, 1)."""
+    """Tokens at angles (N,) or (batch, N), followed by RK4 with steps of at most 1/10: states are (batch, N, 1)."""
     each = math.ceil(10 * time / states)
 
     def rate(u: Tensor) -> Tensor:
-        return formulas.circle_rate(u.squeeze(-1), beta, causal=causal).unsqueeze(-1)
+        return laws.rate_by_modes(u.squeeze(-1), beta, causal=causal).unsqueeze(-1)
 
-    found = solve(rate, theta[None, :, None], steps=each * states, dt=time / states / each, integrator=RK4())
+    start = torch.atleast_2d(theta).unsqueeze(-1)
+    found = solve(rate, start, steps=each * states, dt=time / states / each, integrator=RK4())
     return Trajectory(found.times[::each], found.states[::each], found.final, found.status)
+
+
+def even_tokens(n: int, seeds: int) -> Tensor:
+    """Independent angles, uniform on the circle: (seed, N)."""
+    draws = [torch.rand(n, generator=stream(seed, "even", n), dtype=torch.float64) for seed in range(seeds)]
+    return 2 * math.pi * torch.stack(draws)
+
+
+def ripple(cells: int, size: float, seed: int = 0, modes: int = 12) -> Tensor:
+    """An almost even crowd: modes 1 to 12 with normal amplitudes of size ε, in cells: (1, cell)."""
+    k = torch.arange(1, modes + 1, dtype=torch.float64)
+    angle = 2 * math.pi * formulas.centres(cells)
+    a, b = normal(seed, "ripple", size=(2, modes))
+    wave = a @ torch.cos(k[:, None] * angle) + b @ torch.sin(k[:, None] * angle)
+    return ((1 + size * wave) / (2 * math.pi)).unsqueeze(0)
+
+
+def rippled_tokens(n: int, size: float, seed: int = 0, modes: int = 12) -> Tensor:
+    """N angles at quantiles of the law of `ripple`: (N,)."""
+    k = torch.arange(1, modes + 1, dtype=torch.float64)
+    a, b = normal(seed, "ripple", size=(2, modes))
+
+    def primitive(theta: Tensor) -> Tensor:
+        k_theta = theta[..., None] * k
+        wave = (k_theta.sin() * a + (1 - k_theta.cos()) * b) / k
+        return (theta + size * wave.sum(dim=-1)) / (2 * math.pi)
+
+    return laws.at_quantiles(n, primitive)
+
+
+def mode(theta: Tensor, k: int) -> Tensor:
+    """|c_k|, c_k the mean of e^{ikθ}: 1 for tokens on k evenly spaced points, about N^{−1/2} at random: (…)."""
+    return torch.polar(torch.ones_like(theta), k * theta).mean(dim=-1).abs()
+
+
+def token_growth(k: int, beta: float, n: int = 1024, size: float = 1e-4, time: float = 1.0) -> float:
+    """The rate at which N tokens let mode k grow, from quantiles of 1 + ε cos kθ."""
+    start = laws.at_quantiles(n, lambda theta: (theta + size * torch.sin(k * theta) / k) / (2 * math.pi))
+    ends = tokens_on_circle(start, beta, time, 1).states
+    before, after = (mode(state[0, :, 0], k).item() for state in ends)
+    return math.log(after / before) / time
+
+
+def density_growth(k: int, beta: float, noise: float = 0.0, *, cells: int = 256, size: float = 1e-4) -> float:
+    """The rate at which the equation lets mode k grow up to t = 1, with noise: ∂ρ/∂t + ∂(ρX)/∂θ = D ∂²ρ/∂θ².
+
+    Ten times transport, then heat, exactly in Fourier space. On the even crowd the two commute.
+    """
+    wave = torch.cos(2 * math.pi * k * formulas.centres(cells))
+    fade = torch.exp(-0.1 * noise * torch.arange(cells // 2 + 1, dtype=torch.float64) ** 2)
+    rho = 1 + size * wave.unsqueeze(0)
+    for _ in range(10):
+        rho = solve_density(rho, beta=beta, time=0.1).final
+        rho = torch.fft.irfft(torch.fft.rfft(rho) * fade, n=cells)
+    return math.log(2 * (rho * wave).mean().item() / size)
+
+
+def ring_growth(clusters: int, beta: float, push: float = 1e-4, time: float = 1.0) -> float:
+    """The fastest growth of a push of K evenly spaced tokens, followed up to `time`: over all q, by the run."""
+    even = 2 * math.pi * torch.arange(clusters, dtype=torch.float64) / clusters
+    found = []
+    for q in range(1, clusters // 2 + 1):
+        wave = torch.cos(q * even)
+        end = tokens_on_circle(even + push * wave, beta, time, 1).final.flatten() - even
+        found.append(math.log((end @ wave / (wave @ wave)).item() / push) / time)
+    return max(found)
+
+
+def decision_times(theta: Tensor, beta: float, level: float = 0.3, longest: float = 20.0) -> Tensor:
+    """When the largest |c_k| of each row of tokens, k up to 2k*, passes `level`: (seed,), infinite if it does not."""
+    k = range(1, 2 * laws.fastest_mode(beta) + 1)
+    step, passed = 0.1, torch.full((len(theta),), torch.inf, dtype=theta.dtype)
+    before = torch.stack([mode(theta, j) for j in k]).amax(dim=0)
+    for number in range(round(longest / step)):
+        theta = flow(partial(laws.rate_by_modes, beta=beta), theta, T=step, steps=1)
+        after = torch.stack([mode(theta, j) for j in k]).amax(dim=0)
+        part = (math.log(level) - before.log()) / (after.log() - before.log())  # it grows as an exponential
+        first = (after >= level) & passed.isinf()
+        passed = torch.where(first, step * (number + part.clamp(0, 1)), passed)
+        before = after
+        if passed.isfinite().all():
+            break
+    return passed
 
 
 TURN = math.pi  # how far the start of the masked crowd turns along the sequence
