@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book test lab notebooks record editions versions format clean moved
+.PHONY: help book test lab notebooks record editions sizes versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -40,6 +40,9 @@ record: .venv/ready  ## record the results and test outcomes that the ledger rea
 
 editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
 	@$(PY) tools/editions.py
+
+sizes: book  ## how long each page is to read, to look through and to run: _build/sizes.md
+	@$(PY) tools/sizes.py
 
 versions: .venv/ready  ## test the library with the lowest and the newest versions allowed (TORCH=2.13.0 for one torch)
 	@$(PY) tools/versions.py $(if $(TORCH),--torch $(TORCH))

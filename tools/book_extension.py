@@ -54,6 +54,8 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
                 cell.metadata.tags.append("hide-cell")
                 prompts = {"code_prompt_show": FOLDED[what], "code_prompt_hide": "Hide it"}
                 cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
+        if cell.cell_type == "code" and cell.source.startswith("ledger.case_file("):
+            cell.metadata.setdefault("tags", []).append("hide-input")
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
                 up = "../" * (docname.count("/") - 1)  # from the page to the chapters

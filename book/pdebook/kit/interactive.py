@@ -172,7 +172,7 @@ class Explorer:
         packed = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return (
-            f'<figure class="pdelab-explore" style="margin:1em 0;max-width:40em">{self._picture}{rows}{button}{caption}'
+            f'<figure class="pdelab-explore" style="margin:0;max-width:40em">{self._picture}{rows}{button}{caption}'
             f'<script type="application/json">{packed}</script><script>{_SCRIPT}</script></figure>'
         )
 

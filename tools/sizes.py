@@ -1,0 +1,90 @@
+"""The page of sizes: how long each page of the book is to read, to look through and to run.
+
+    python tools/sizes.py        prints the table and writes it to _build/sizes.md; the book must be built
+
+words: of the prose, without code, formulas, solutions and what is behind a click; formulas: inline ones in that prose;
+cells: code cells that are shown open, and the lines of the longest; screens: height of the built page at 1366 × 768 px,
+all folds closed; minutes: 200 words a minute and half a minute for each displayed formula and each figure; seconds and
+MB: what the notebook took when it last ran.
+"""
+
+import json
+import re
+import sys
+
+from exercises import ROOT, page_name, read_source, sources
+from notebooks import RUN_TIMES
+
+HTML = ROOT / "_build" / "html"
+HEAD = ("page", "words", "formulas", "cells", "longest", "figures", "screens", "minutes", "seconds", "MB")
+SHUT = {"hide-input", "hide-cell", "remove-cell", "remove-input", "solution", "check", "asserts", "wrong"}
+FOLDED = re.compile(r"^(:{3,}|`{3,})\{[^}]*\}[^\n]*\n:class:[^\n]*dropdown.*?^\1\s*$", re.MULTILINE | re.DOTALL)
+DISPLAYED = re.compile(r"^```+\{math\}.*?^```+|\$\$.*?\$\$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!\$)\$[^$]+\$(?!\$)")
+
+
+def measured(path) -> dict[str, int]:
+    """Counts of one text source: what a reader meets without a click."""
+    cells = [cell for cell in read_source(path).cells if not {"solution", "wrong"} & set(cell.metadata.get("tags", []))]
+    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    prose = FOLDED.sub("", prose)
+    displayed = len(DISPLAYED.findall(prose))
+    prose = DISPLAYED.sub("", prose)
+
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    shown = [cell.source for cell in code if not SHUT & set(cell.metadata.get("tags", []))]
+    shown = [source for source in shown if not source.startswith("ledger.case_file(")]
+    figures = sum("figure" in cell.metadata.get("mystnb", {}) or "explore(" in cell.source for cell in code)
+    words = len(re.sub(r"^(:{3,}|`{3,}|:\w+:).*$", "", INLINE.sub("x", prose), flags=re.MULTILINE).split())
+    return {
+        "words": words,
+        "formulas": len(INLINE.findall(prose)),
+        "cells": len(shown),
+        "longest": max((len(source.splitlines()) for source in shown), default=0),
+        "figures": figures,
+        "minutes": round(words / 200 + (displayed + figures) / 2),
+    }
+
+
+def heights(names: list[str]) -> dict[str, float]:
+    """Screens of 1366 × 768 px that each built page takes, all folds closed."""
+    from playwright.sync_api import sync_playwright
+
+    sys.path.insert(0, str(ROOT / "tests" / "book"))
+    from test_browser import QUIET, find_browser
+
+    found = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_browser(), chromium_sandbox=False, args=QUIET)
+        page = browser.new_page(viewport={"width": 1366, "height": 768})
+        for name in names:
+            page.goto((HTML / "book" / f"{name}.html").as_uri(), wait_until="load")
+            page.evaluate("window.MathJax && MathJax.startup ? MathJax.startup.promise : null")
+            found[name] = page.evaluate("document.documentElement.scrollHeight") / 768
+        browser.close()
+    return found
+
+
+def main() -> int:
+    known = {page_name(path): path for path in sources()}
+    if missing := [name for name in known if not (HTML / "book" / f"{name}.html").exists()]:
+        print(f"Not built: {', '.join(missing)}. Next: make book", file=sys.stderr)
+        return 1
+    times = json.loads(RUN_TIMES.read_text())
+    screens = heights(list(known))
+    lines = []
+    for name, path in known.items():
+        row = measured(path) | {"page": name, "screens": f"{screens[name]:.0f}"}
+        row |= {"seconds": times.get(name, {}).get("seconds", ""), "MB": times.get(name, {}).get("MB", "")}
+        lines.append([str(row[word]) for word in HEAD])
+    chapters = [line for line in lines if "/" not in line[0]]
+    total = ["chapters", *(str(sum(int(line[k]) for line in chapters)) for k in (1, 2, 3))]
+    lines.append(total + [""] * (len(HEAD) - len(total)))
+    text = "\n".join("| " + " | ".join(line) + " |" for line in [HEAD, ["---"] * len(HEAD), *lines])
+    (ROOT / "_build" / "sizes.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
