@@ -191,7 +191,7 @@ def circle_cost(theta: Tensor, rho: Tensor) -> float:
 
 
 def groups(theta: Tensor, gap: float) -> Tensor:
-    """How many gaps wider than `gap` there are between neighbours on the circle; at least one group: (…)."""
+    """How many groups there are with gaps wider than `gap` between them on the circle, 0 if no gap is so wide: (…)."""
     place = theta.remainder(2 * math.pi).sort(dim=-1).values
     around = torch.cat([place, place[..., :1] + 2 * math.pi], dim=-1)
-    return (around.diff(dim=-1) > gap).sum(dim=-1).clamp(min=1)
+    return (around.diff(dim=-1) > gap).sum(dim=-1)

@@ -203,9 +203,10 @@ def heads(scale: Scale, seed: int, work: Workplace) -> Result:
 def tokens_on_circle(theta: Tensor, beta: float, time: float, states: int, *, causal: bool = False) -> Trajectory:
     """Tokens at angles (N,) or (batch, N), followed by RK4 with steps of at most 1/10: states are (batch, N, 1)."""
     each = math.ceil(10 * time / states)
+    pull = laws.rate_by_modes if theta.shape[-1] > 256 else formulas.circle_rate  # the faster of two equals
 
     def rate(u: Tensor) -> Tensor:
-        return laws.rate_by_modes(u.squeeze(-1), beta, causal=causal).unsqueeze(-1)
+        return pull(u.squeeze(-1), beta, causal=causal).unsqueeze(-1)
 
     start = torch.atleast_2d(theta).unsqueeze(-1)
     found = solve(rate, start, steps=each * states, dt=time / states / each, integrator=RK4())
@@ -298,9 +299,9 @@ def decision_times(theta: Tensor, beta: float, level: float = 0.3, longest: floa
 TURN = math.pi  # how far the start of the masked crowd turns along the sequence
 
 
-def turning(x: Tensor, places: Tensor) -> Tensor:
+def turning(x: Tensor, places: Tensor, turn: float = TURN) -> Tensor:
     """The angle of a token at position x of the sequence: one bump, which turns by half a circle along it."""
-    return laws.at_quantiles(len(places), laws.bump, places) + TURN * x
+    return laws.at_quantiles(len(places), laws.bump, places) + turn * x
 
 
 def turning_rows(rows: int, cells: int) -> Tensor:
@@ -316,7 +317,8 @@ def masked_and_blind(beta: float = 2.0, time: float = 3.0, rows: int = 48, cells
     return masked, solve_density(start.mean(dim=0, keepdim=True), beta=beta, time=time).final[0]
 
 
-def causal_tokens(n: int, seed: int, beta: float = 2.0, time: float = 3.0) -> Tensor:
+def causal_tokens(n: int, seed: int, beta: float = 2.0, time: float = 3.0, turn: float = TURN) -> Tensor:
     """The angles at time T of N causal tokens that start as `turning` says, (N,)."""
     places = torch.rand(n, generator=stream(seed, "causal", n), dtype=torch.float64)
-    return tokens_on_circle(turning(formulas.centres(n), places), beta, time, 1, causal=True).final.flatten()
+    start = turning(formulas.centres(n), places, turn)
+    return tokens_on_circle(start, beta, time, 1, causal=True).final.flatten()
