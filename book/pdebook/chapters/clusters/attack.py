@@ -30,7 +30,7 @@ def leader(u, heat, *, others=1.0, exponent=1.0) -> Tensor:
 def some_together(seed: int, u: Tensor, heat: Tensor) -> Start:
     """Every second start with all tokens but the first near one place, where the first has the least weight."""
     near = u.clone()
-    near[1::2, 1:] = u[1::2, -1:] + 0.1 * u[1::2, 1:]
+    near[1::2, 1:] = u[1::2, -1:] + 0.01 * u[1::2, 1:]
     return {"u": near, "heat": 2 * heat}
 
 
