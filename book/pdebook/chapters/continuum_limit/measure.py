@@ -87,20 +87,20 @@ def watched(u: Field) -> float:
     return u[0, 0, 7].item()
 
 
-def path(layers: int, weights: str, scale: str, seed: int) -> tuple[float, ...]:
-    """The watched feature after 0…L layers with smooth or fresh weights and branches scaled by 1/L, 1/√L or 1."""
-    dt = SCALES[scale](layers)
-    made = stack(layers, seed, dt=dt, roughness=ROUGHNESS[weights])
-    return solve(made, random_tokens(seed), steps=layers, dt=dt, keep=watched).states
-
-
 @lru_cache(maxsize=256)
-def paths(layers: int, scheme: str, roughness: float, seed: int, draws: int = 3) -> tuple[tuple[float, ...], ...]:
-    """The watched feature after 0…L layers of step T/L, one path for each draw of the rough part."""
-    u0, dt, linear = random_tokens(seed), TIME / layers, scheme == "Heun"
-    made = (stack(layers, seed, roughness=roughness, draw=draw, linear=linear) for draw in range(draws))
-    runs = (solve(f, u0, steps=layers, dt=dt, integrator=SCHEMES[scheme](), keep=watched) for f in made)
-    return tuple(run.states for run in runs)
+def paths(
+    layers: int, scheme: str, roughness: float, seed: int, scale: str = "1/L", draws: int = 3
+) -> tuple[tuple[float, ...], ...]:
+    """The watched feature after 0…L layers, branches scaled by 1/L, 1/√L or 1: one path a draw of the rough part."""
+    u0, dt, linear = random_tokens(seed), SCALES[scale](layers), scheme == "Heun"
+
+    def path(draw: int) -> tuple[float, ...]:
+        made = stack(layers, seed, dt=dt, roughness=roughness, draw=draw, linear=linear)
+        return solve(made, u0, steps=layers, dt=dt, integrator=SCHEMES[scheme](), keep=watched).states
+
+    if roughness:
+        return tuple(path(draw) for draw in range(draws))
+    return (path(0),) * draws
 
 
 def cosines(seed: int, layers: int = 64, width: int = 512, inputs: int = 8) -> list[float]:
