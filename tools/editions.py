@@ -9,67 +9,42 @@ A copy in work/ that exists already is yours and is never written over.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 from exercises import BOOK, ROOT, chapters, student_edition
-from pybtex.database import parse_file
+from plain import numbers, plain
 
 from pdelab.files import write_atomically
 
+FOLDED = {"hide-input", "hide-cell", "asserts"}  # cells whose source is folded
 EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 
 
-def edition(name: str, which: str):
-    """From the executed notebook, which is the instructor edition, so that figures show before anything is run."""
-    notebook = captioned(EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4)))
-    bibliography = parse_file(str(BOOK / "references.bib")).entries
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = readable(cell.source, bibliography)
-    return notebook
+def edition(name: str, which: str) -> nbformat.NotebookNode:
+    """From the executed notebook, which is the instructor edition, so that figures show before anything is run.
 
-
-def captioned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Each figure's caption in a cell below it, numbered: JupyterLab does not show the one in a cell's metadata."""
-    numbers, cells = {}, []
+    Plain Markdown with the numbers of the pages, captions below their figures, and code that is no part of the story
+    folded, so that JupyterLab, VS Code and Colab show what the pages show.
+    """
+    notebook = EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+    cells = []
     for cell in notebook.cells:
         cells.append(cell)
+        if cell.cell_type == "markdown":
+            cell.source = plain(cell.source, name)
+            continue
+        if FOLDED & set(cell.metadata.get("tags", [])):
+            cell.metadata["jupyter"] = {"source_hidden": True}
         if figure := cell.metadata.get("mystnb", {}).get("figure"):
-            numbers[figure["name"]] = len(numbers) + 1
-            below = nbformat.v4.new_markdown_cell(f"**Figure {len(numbers)}.** {figure['caption']}")
+            number = numbers()[figure["name"]].number
+            below = nbformat.v4.new_markdown_cell(f"**Figure {number}.** {plain(figure['caption'], name)}")
             below["id"] = f"{cell['id']}-caption"
             cells.append(below)
-    for cell in cells:
-        if cell.cell_type == "markdown":
-            cell.source = re.sub(r"\{numref\}`([^`]+)`", lambda match: f"Figure {numbers[match[1]]}", cell.source)
     notebook.cells = cells
     return notebook
-
-
-def readable(text: str, bibliography) -> str:
-    """Citations and links to pages as words: JupyterLab has neither the bibliography nor the other pages."""
-
-    def cited(match: re.Match) -> str:
-        form, names = match[1], []
-        for key in match[2].split(","):
-            entry = bibliography[key.strip()]
-            people = [" ".join(person.last_names) for person in entry.persons["author"]]
-            who = people[0] + (f" and {people[1]}" if len(people) == 2 else " et al." if len(people) > 2 else "")
-            names.append(f"{who} ({entry.fields['year']})" if form == "t" else f"{who}, {entry.fields['year']}")
-        return "; ".join(names) if form == "t" else f"({'; '.join(names)})"
-
-    def page(match: re.Match) -> str:
-        if match[1]:
-            return f"*{match[1]}*"
-        heading = re.search(r"^# (.+)$", (BOOK / f"{match[2]}.md").read_text(encoding="utf-8"), re.MULTILINE)
-        return f"*{heading[1]}*"
-
-    text = re.sub(r"\{cite:([pt])\}`([^`]+)`", cited, text)
-    return re.sub(r"\{doc\}`(?:([^`<]+) <)?([\w/]+)>?`", page, text)
 
 
 def write_all(folder: Path, which: str, *, keep: bool) -> list[Path]:

@@ -1,5 +1,6 @@
 """The editions of every chapter: one kernel a chapter runs the solutions, the stubs and the wrong answers."""
 
+import ast
 import os
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import nbformat
 import pytest
-from editions import EDITIONS, captioned, edition, readable
+from editions import EDITIONS, FOLDED, edition
 from exercises import (
     BOOK,
     ROOT,
@@ -22,7 +23,6 @@ from exercises import (
     tagged,
 )
 from nbclient import NotebookClient
-from pybtex.database import parse_string
 
 CHAPTERS = {path.stem: exercises(read_source(path), path.stem) for path in chapters()}
 CODED = {name: [e for e in found if e.coded] for name, found in CHAPTERS.items() if any(e.coded for e in found)}
@@ -115,26 +115,30 @@ def test_first_look_handed_out_fails_at_its_stubs_and_nowhere_else():
 
 @pytest.mark.parametrize("name", CHAPTERS)
 @pytest.mark.parametrize("which", EDITIONS)
-def test_notebooks_to_work_in_name_papers_and_pages_in_words(name, which):
-    text = "\n".join(cell.source for cell in edition(name, which).cells)
-    assert not re.findall(r"\{(?:cite|doc|numref)[^}]*\}`", text)
+def test_notebooks_to_work_in_are_plain_markdown(name, which):
+    cells = edition(name, which).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert not re.findall(r"\{[a-z:]+\}`|^[>\s]*(?:`{3,}|:{3,})\{.*|\[\^|^\([\w-]+\)=", text, re.MULTILINE)
+    assert all(len(formula.splitlines()) == 1 for formula in re.findall(r"\$\$.*?\$\$", text, re.DOTALL))
+    for cell in cells:
+        if cell.cell_type == "code" and FOLDED & set(cell.metadata.get("tags", [])):
+            assert cell.metadata["jupyter"]["source_hidden"]
 
 
-def test_a_figure_has_its_caption_below_it_and_the_text_names_its_number():
-    cells = [nbformat.v4.new_markdown_cell("see {numref}`fig-b`")]
-    for name in ("fig-a", "fig-b"):
-        cells.append(nbformat.v4.new_code_cell("draw()", id=name))
-        cells[-1].metadata["mystnb"] = {"figure": {"name": name, "caption": f"What {name} shows."}}
-    found = captioned(nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell("1")]))
-    nbformat.validate(found)
-    captions = ["**Figure 1.** What fig-a shows.", "**Figure 2.** What fig-b shows."]
-    assert [c.source for c in found.cells] == ["see Figure 2", "draw()", captions[0], "draw()", captions[1], "1"]
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_an_exercise_says_its_level_and_its_minutes(name):
+    for title in re.findall(r"^`+\{exercise\} (.*)$", (BOOK / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.search(r", ★{1,4}, (\d+ min|open)", title), title
 
 
-def test_citations_and_links_become_words():
-    people = parse_string("@misc{a, author={B, C and D, E}, year={1999}, title={T}}", "bibtex").entries
-    assert readable("{cite:p}`a` {cite:t}`a`", people) == "(B and D, 1999) B and D (1999)"
-    assert readable("{doc}`the ledger <ledger>` {doc}`notation`", people) == "*the ledger* *Notation*"
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_stub_says_what_goes_in_and_out_and_not_how(name):
+    """Types, shapes and units: no formula, or the docstring would be the answer."""
+    for cell in read_source(BOOK / f"{name}.md").cells:
+        if tagged(cell, "solution") and cell.cell_type == "code":
+            for function in ast.parse(cell.source).body:
+                words = ast.get_docstring(function) or ""
+                assert not re.search(r"[√²³^*]|\w / \w|[^=≤≥]= *[\w(]+ *[-+/·]", words), (function.name, words)
 
 
 QUESTION = "```{exercise}\n:label: ex-a\nHow?\n```"

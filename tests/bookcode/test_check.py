@@ -1,5 +1,7 @@
+import contextlib
 import math
 import re
+import signal
 from functools import partial
 
 import numpy as np
@@ -188,3 +190,16 @@ def test_a_hint_goes_with_an_error_and_infinity_may_be_allowed():
     with pytest.raises(check.NotYet, match=r"division by zero\. What if k is 0\?"):
         check.number(lambda k: 1 / k, 0, hint="What if k is 0?")
     assert check.number(lambda: math.inf, finite=False) == math.inf
+
+
+def test_an_answer_that_does_not_end_is_stopped(monkeypatch):
+    def for_ever():
+        while True:
+            with contextlib.suppress(Exception):
+                pass
+
+    monkeypatch.setattr(check, "LIMIT", 0.2)
+    with pytest.raises(check.NotYet, match=r"for_ever ran for 0.2 seconds and was stopped. Does its loop end\? Count."):
+        check.call(for_ever, hint="Count.")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert check.call(lambda: 3) == 3

@@ -4,9 +4,14 @@ A check cell calls these in the order in which a learner should meet the faults.
 one message; nothing printed is ever the solution itself.
 """
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
+
+LIMIT = 20.0  # seconds that one call of an answer may take
 
 
 class NotYet(AssertionError):
@@ -16,13 +21,44 @@ class NotYet(AssertionError):
         return [f"Not yet. {self}"]
 
 
+class _TooLong(BaseException):  # no Exception, or an answer that catches those would go on
+    """The answer ran for longer than LIMIT."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Stop what runs inside after LIMIT seconds; Windows and threads have no such alarm, and no limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_):
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def call(f: Callable, *arguments, hint: str = ""):
-    """f(*arguments); if it stops with an error or gives back None, that is said in one sentence, with the hint."""
+    """f(*arguments); if it stops with an error or gives back None, that is said in one sentence, with the hint.
+
+    So is an answer that does not end within LIMIT seconds.
+    """
     if not callable(f):
         held = f"A function is asked for, and the name holds {type(f).__name__} {str(f)[:40]}."
         raise NotYet(f"{held} Write it with `def` and `return`. {hint}".rstrip())
     try:
-        value = f(*arguments)
+        with _limited():
+            value = f(*arguments)
+    except _TooLong:
+        raise NotYet(
+            f"{_name(f)} ran for {LIMIT:g} seconds and was stopped. Does its loop end? {hint}".rstrip()
+        ) from None
     except NotImplementedError as error:
         line = f"Not yet. {error}"
         error._render_traceback_ = lambda: [line]
