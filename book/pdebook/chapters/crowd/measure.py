@@ -279,21 +279,26 @@ def ring_growth(clusters: int, beta: float, push: float = 1e-4, time: float = 1.
     return max(found)
 
 
-def decision_times(theta: Tensor, beta: float, level: float = 0.3, longest: float = 20.0) -> Tensor:
-    """When the largest |c_k| of each row of tokens, k up to 2k*, passes `level`: (seed,), infinite if it does not."""
-    k = range(1, 2 * laws.fastest_mode(beta) + 1)
+def decisions(theta: Tensor, beta: float, level: float = 0.3, longest: float = 20.0) -> tuple[Tensor, Tensor]:
+    """When the largest |c_k| of each row of tokens, k up to 2k*, passes `level`, and which k it is: (seed,) each.
+
+    The time is infinite and k is 0 for a row in which it does not.
+    """
+    k = range(1, 2 * laws.fastest_mode(beta) + 2)
     step, passed = 0.1, torch.full((len(theta),), torch.inf, dtype=theta.dtype)
+    leader = torch.zeros(len(theta), dtype=torch.long)
     before = torch.stack([mode(theta, j) for j in k]).amax(dim=0)
     for number in range(round(longest / step)):
         theta = flow(partial(laws.rate_by_modes, beta=beta), theta, T=step, steps=1)
-        after = torch.stack([mode(theta, j) for j in k]).amax(dim=0)
+        after, which = torch.stack([mode(theta, j) for j in k]).max(dim=0)
         part = (math.log(level) - before.log()) / (after.log() - before.log())  # it grows as an exponential
         first = (after >= level) & passed.isinf()
         passed = torch.where(first, step * (number + part.clamp(0, 1)), passed)
+        leader = torch.where(first, which + 1, leader)
         before = after
         if passed.isfinite().all():
             break
-    return passed
+    return passed, leader
 
 
 TURN = math.pi  # how far the start of the masked crowd turns along the sequence
