@@ -21,11 +21,11 @@ P2-thesis-residual P2-thesis-norm
 P2-def3.1 P2-eq2 P2-eq4 P2-eq5 P2-eq6 P2-eq7 P2-eq8 P2-eq9 P2-eq10 P2-eq18 P2-eq18-diffusion P2-eq19
 P1-eq1 P1-eq3 P1-eq14 P1-eq4/17
 P1-eq6/7 P1-eq8 P1-eq9-11 P1-eq12/13 P1-eq16 P1-eq18/19 P1-eq20 P1-alg1 P1-eq22/23 P1-map
-P2-thm3.2 P2-thm3.3 P2-thm3.4 P2-thm3.5 P2-cor3.7 P1-thm1 P1-thm2 P1-eq24
+P2-thm3.2 P2-thm3.3 P2-thm3.4 P2-thm3.5 P2-cor3.7 P1-thm1 P1-thm2 P1-thm2-lax P1-eq24
 P2-fig2 P2-align-mse P2-align-cos P2-align-spec
-P2-fidelity-T P2-fidelity-PDE P2-grad P2-ib-contrast P2-att-cos P2-att-kl
+P2-fidelity-T P2-fidelity-PDE P2-fig4-contrast P2-grad P2-ib-contrast P2-att-cos P2-att-kl
 P2-spectrum P2-entropy P2-effdim P2-mi P2-fig9-path P2-sparsity P2-magnitude P2-diversity P2-diversity-dip
-P1-table2 P1-table3 P1-fig2-curves P1-colour P1-stable P1-attention P1-ib P1-gradflow P1-gradflow-norm P1-perturb
+P1-table2 P1-table3 P1-fig2-curves P1-colour P1-stable P1-attention P1-ib P1-gradflow P1-perturb
 P1-fig7 P1-fig8 P1-fig9 P1-appB
 R-disc R-arch R-limit R-align S-ln S-res S-ffn
 """.split()
@@ -138,8 +138,8 @@ PAIR = evidence(figure="f", control="c")
         ({"reading": {"text": "so"}}, "reading.date: is missing"),
         ({"others": [{"figure": "f"}]}, "others.0.name: is missing"),
         (
-            {"kind": "theorem", "rule": "attacked", "others": [{"name": "n"}]},
-            "others: the rule attacked has one reading; remove it",
+            {"kind": "construction", "rule": "checked", "others": [{"name": "n"}]},
+            "others: the rule checked has one reading; remove it",
         ),
         (
             evidence(figure="f", control="c") | {"others": [{"name": "n", "experiment": "tabels"}]},

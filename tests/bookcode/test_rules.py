@@ -429,6 +429,29 @@ def test_a_theorem_is_judged_by_the_attack_on_it(store, printed, corrected, repa
     assert (found.verdict, found.repaired) == (verdict, repaired)
 
 
+def test_a_reading_says_which_statements_count_and_in_which_role(store):
+    """One that is left out, or is a step of the proof, decides nothing; ours may be the printed one in another sense."""
+    run = attack_run(printed_a=(3, {}), printed_b=(0, {"K": 1}), corrected_c=(0, {"K": 1}))
+    recorded(store, [run] * 3)
+
+    def judged(statements, **changes):
+        evidence = {"experiment": "e", "statements": statements}
+        return judge(Claim(**entry(**REPAIRED | {"evidence": evidence} | changes)), store)
+
+    assert judged({"printed": ["a", "b"], "corrected": ["c"]}).verdict == "holds with conditions"
+    alone = judged({"printed": ["b"], "corrected": ["c"], "lemma": ["a"]}).ruling
+    assert (alone.verdict, alone.repaired) == ("holds", True)
+    assert "0 of 1 step of the proof stood" in alone.control
+    assert judged({"printed": ["c"]}, repair="none", corrected="").verdict == "holds"
+    with pytest.raises(ValueError, match="claim X-1: d was not attacked; recorded are c, a, b"):
+        judged({"printed": ["d"]})
+
+    others = [{"name": "all", "statements": {"printed": ["a"], "corrected": ["c"]}}]
+    others += [{"name": "replaced", "statements": others[0]["statements"], "repair": "replacement"}]
+    read = judged({"printed": ["b"], "corrected": ["c"]}, others=others)
+    assert read.others == (("all", "holds with conditions"), ("replaced", "fails"))
+
+
 def test_a_statement_counts_by_its_own_neighbours_and_not_by_those_of_another(store):
     run = attack_run(printed_a=(1, {}), corrected_b=(0, {"K": 99}), corrected_c=(0, {"K": 0}))
     found = theorem(store, run)
@@ -498,21 +521,33 @@ def test_seeds_that_attacked_different_statements_are_refused(store):
         theorem(store, *runs)
 
 
+def roles_in(claim, results):
+    """{statement: role} of what counts in the claim's reading."""
+    if named := claim.evidence.get("statements"):
+        return {name: role for role, names in named.items() for name in names}
+    return {one.name: one.role for one in rules.attacks(results)}
+
+
+def violated(results, name):
+    return any(n for r in results for k, n in r.figures.items() if k.endswith(f"/{name}/violations"))
+
+
 def fooled(claim, results, rule=rules.attacked):
     """Every (seed, control) that may be set to zero by itself without the rule taking notice.
 
     To take notice is to change the verdict, or to withdraw our repair, and to name the statement. The neighbours of a
     statement that is broken itself are left out: a violation needs no further proof. A printed statement that stands
-    beside one that fell is no ground of the verdict: there it is enough to name it.
+    beside one that fell is no ground of the verdict: there it is enough to name it. Steps of a proof, and statements
+    that the reading leaves out, decide nothing.
     """
     before, missed, tried = rule(claim, results), [], 0
-    fallen = any(
-        n for r in results for k, n in r.figures.items() if k.startswith("printed/") and k.endswith("/violations")
-    )
+    roles = roles_in(claim, results)
+    fallen = any(violated(results, name) for name, role in roles.items() if role == "printed")
     for number, result in enumerate(results):
         for key in (Key(k) for k in result.controls if "/broken/" in k):
-            role, name, *_ = key.parts
-            if any(r.figures[Key(role, name, "violations")] for r in results):
+            name = key.parts[1]
+            role = roles.get(name)
+            if role in (None, "lemma") or violated(results, name):
                 continue
             tried += 1
             changed = replace(result, controls=result.controls | {str(key): 0})
@@ -539,9 +574,11 @@ def test_no_recorded_search_may_lose_one_false_neighbour_unnoticed(claim):
 @pytest.mark.parametrize("claim", of_attacks(), ids=lambda claim: claim.id)
 def test_no_recorded_search_may_break_a_corrected_statement_unnoticed(claim):
     results = Store().load(claim.evidence["experiment"], claim.evidence.get("scale", "book"))
-    assert rules.attacked(claim, results).repaired
+    assert rules.attacked(claim, results).repaired == bool(claim.corrected)
+    ours = [name for name, role in roles_in(claim, results).items() if role == "corrected"]
+    assert bool(ours) == bool(claim.corrected)
     for number, result in enumerate(results):
-        for key in (Key(k) for k in result.figures if k.startswith("corrected/") and k.endswith("/violations")):
+        for key in (Key("corrected", name, "violations") for name in ours):
             worst = Key(*key.parts[:-1], "worst")
             changed = replace(result, figures=result.figures | {str(key): 1, str(worst): 1.1})
             assert not rules.attacked(claim, [*results[:number], changed, *results[number + 1 :]]).repaired, key

@@ -70,6 +70,21 @@ def test_is_one_step_without_the_leak_the_feed_forward_half_of_a_residual_block(
     evidence("repair", holds=gap < 1e-12, fails=gap > 1e-6)
 
 
+@pytest.mark.claim("P2-eq6")
+def test_does_a_wider_network_make_the_printed_step_the_feed_forward_half_of_a_residual_block(evidence):
+    """2d units more, ±u, so that the network is FFN(u) + u; then FFN(u) − u as printed, at dt = 1."""
+    layer, u = encoder_layer(), normal(2, "u", size=(2, 5, 6))
+    wider = Reaction(6, 20 + 12, leak=True).double().requires_grad_(False)
+    eye, none = torch.eye(6).double(), torch.zeros(12).double()
+    wider.inner.weight[:] = torch.cat([layer.linear1.weight, eye, -eye])
+    wider.inner.bias[:] = torch.cat([layer.linear1.bias, none])
+    wider.outer.weight[:] = torch.cat([layer.linear2.weight, eye, -eye], dim=1)
+    wider.outer.bias[:] = layer.linear2.bias
+    step = solve(wider, u, steps=1, dt=1.0).final
+    gap = ((step - layer(u)).norm() / u.norm()).item()
+    evidence("repair", holds=gap < 1e-12, fails=gap > 1e-6)
+
+
 @pytest.mark.claim("P1-eq12/13")
 def test_is_the_printed_network_that_of_a_reference_library(evidence):
     layer, u = encoder_layer(4), normal(4, "u", size=(2, 5, 6))

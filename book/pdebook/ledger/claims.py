@@ -25,6 +25,7 @@ from pdelab.options import choose
 
 KINDS = ("construction", "theorem", "measurement")
 REPAIRS = ("condition", "replacement", "none")
+ROLES = ("printed", "corrected", "lemma")  # of a statement in an attack; a lemma, a step of a proof, decides nothing
 RULE_KINDS = {  # which kinds of claims a rule is for
     "checked": ("construction",),
     "attacked": ("theorem",),
@@ -76,10 +77,12 @@ class Compare(TypedDict, total=False):
 class Evidence(Compare, total=False):
     """Where a rule finds its evidence: one comparison, or several in `compare`; rows: a name for each value.
 
-    without: rows that do not count, for a reason that `reading` gives.
+    without: rows that do not count, for a reason that `reading` gives. statements: of an attack, those that count, by
+    their role in this reading; without it all count, in the role in which they were recorded.
     """
 
     experiment: str
+    statements: Annotated[dict[Literal[*ROLES], list[str]], Field(min_length=1)]
     scale: Literal["book", "paper"]
     rows: list[str]
     without: list[str]
@@ -87,10 +90,14 @@ class Evidence(Compare, total=False):
 
 
 class Other(Evidence, total=False):
-    """Another reading of a measurement: its name, and what of the evidence it changes; only: the figures it keeps."""
+    """Another reading: its name, and what of the evidence it changes.
+
+    only: the figures that it keeps; repair: what our statement is to the printed one in this reading.
+    """
 
     name: Required[Annotated[str, Field(min_length=1)]]
     only: Names
+    repair: Literal["condition", "replacement"]
 
 
 class Dated(TypedDict):
@@ -134,12 +141,14 @@ class Claim:
             raise ValueError("corrected: it goes with a repair, and a repair with 'corrected'")
         if unknown := [name for name in self.fault if name not in FAULTS]:
             raise ValueError(f"fault: {', '.join(unknown)} is not among {', '.join(FAULTS)}")
-        if self.others and self.rule not in NEEDED:
+        if self.others and self.rule not in (*NEEDED, "attacked"):
             raise ValueError(f"others: the rule {self.rule} has one reading; remove it")
         if (self.rule == "untestable") != bool(self.reason):
             raise ValueError("reason: it goes with the rule untestable, and the other way round")
 
-        compares = {*NEEDED[self.rule], "rows", "without", "votes", "compare"} if self.rule in NEEDED else set()
+        compares = {"statements"} if self.rule == "attacked" else set()
+        if self.rule in NEEDED:
+            compares = {*NEEDED[self.rule], "rows", "without", "votes", "compare"}
         compares |= {"tolerance"} if "printed" in compares else set()
         experiment = {"experiment", "scale"} if self.rule not in ("checked", "untestable") else set()
         given = set(self.evidence).union(*self.evidence.get("compare", []))
@@ -176,7 +185,7 @@ class Claim:
             raise ValueError(f"{field}.name: {other['name']!r} is the name of another reading, too")
         if not self.evidence:
             raise ValueError(f"{field}: there is no evidence that could be read in another way")
-        figures = [one["figure"] for one in self.comparisons]
+        figures = [one["figure"] for one in self.comparisons if "figure" in one]  # an attack has none
         if unknown := [name for name in other.get("only", []) if name not in figures]:
             raise ValueError(f"{field}.only: {', '.join(unknown)} is not among the figures {', '.join(figures)}")
         try:
@@ -189,8 +198,8 @@ class Claim:
     @property
     def _decides_by(self) -> tuple:
         """What of the evidence a rule reads, however it is written."""
-        kept = {key: value for key, value in self.evidence.items() if key in ("experiment", "rows", "without")}
-        return self.comparisons, self.evidence.get("scale", "book"), kept
+        kept = {k: v for k, v in self.evidence.items() if k in ("experiment", "rows", "without", "statements")}
+        return self.comparisons, self.evidence.get("scale", "book"), kept, self.repair
 
     @property
     def anchor(self) -> str:
@@ -212,14 +221,16 @@ class Claim:
 def read_as(claim: Claim, other: Other) -> Claim:
     """The claim with the evidence of another reading: what `other` names replaces what the entry has."""
     kept = dict(claim.evidence)
-    changed = {key: value for key, value in other.items() if key not in ("name", "only")}
+    changed = {key: value for key, value in other.items() if key not in ("name", "only", "repair")}
+    if "experiment" in changed:  # its statements are others
+        kept.pop("statements", None)
     if "compare" in changed or "only" in other:
         kept = {key: value for key, value in kept.items() if key not in Compare.__annotations__}
     if "figure" in changed:
         kept.pop("compare", None)
     if "only" in other:
         changed["compare"] = [one for one in claim.comparisons if one["figure"] in other["only"]]
-    return replace(claim, evidence=kept | changed, others=[])
+    return replace(claim, evidence=kept | changed, others=[], repair=other.get("repair", claim.repair))
 
 
 class Printed(float):

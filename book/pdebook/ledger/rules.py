@@ -6,10 +6,10 @@ says it all. It is asked only where evidence was recorded, so `results` is never
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pdebook.ledger.claims import Claim, Compare
+from pdebook.ledger.claims import ROLES, Claim, Compare
 from pdebook.ledger.record import Key, Result, Summary, as_list, finished, interval, recorded_in, summarise, value_of
 
 
@@ -35,7 +35,6 @@ MEANINGS = {
 
 FINDINGS = ("printed_holds", "printed_fails", "repair_holds", "repair_fails", "undecided")  # of a test marked `claim`
 MIN_SEEDS = 3  # finished runs that an interval needs before it decides anything
-ROLES = ("printed", "corrected", "lemma")  # of a statement in an attack; a lemma, a step of a proof, decides nothing
 ROUNDING = 1e-6  # the reference solutions of an attack are exact to about 1e-9, relative to the bound
 SHRUNK = 0.9  # a constant of a bound, made ten per cent smaller, must let the bound be broken
 CLEAR = 1e-3  # a violation by more than this is no slip of an integrator, even if one seed alone has it
@@ -187,6 +186,16 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     return found
 
 
+def _in_reading(claim: Claim, found: Sequence[Attacked]) -> Sequence[Attacked]:
+    """The statements that count in the claim's reading, in the roles it gives them; all, where it names none."""
+    if not (named := claim.evidence.get("statements")):
+        return found
+    known = {one.name: one for one in found}
+    if unknown := [name for names in named.values() for name in names if name not in known]:
+        raise ValueError(f"claim {claim.id}: {', '.join(unknown)} was not attacked; recorded are {', '.join(known)}")
+    return [replace(known[name], role=role) for role, names in named.items() for name in names]
+
+
 def _in_all(result: Result, statement: str, neighbour: str) -> bool:
     """The neighbour fell in every setting of this seed, where that was counted."""
     settings, fell = (result.figures.get(Key(statement, *what)) for what in (("settings",), ("broken_in", neighbour)))
@@ -218,10 +227,12 @@ def attacked(claim: Claim, results: Sequence[Result]) -> Ruling:
     none was found counts only where the same search broke every false neighbour of this very statement in every seed: a
     wrong law in its place, or its bound with one constant smaller. The claim holds if all its printed statements stand.
     If one is broken it fails, or holds with conditions if our repair only adds hypotheses and ours all stand. Steps of
-    a proof, theirs or ours, are counted apart and decide nothing. Statements are counted, and how often the search was
-    started; starts are no sample, so how many of them break a statement is no frequency.
+    a proof, theirs or ours, are counted apart and decide nothing. Where the entry names statements, only these count.
+    Statements are counted, and how often the search was started; starts are no sample, so how many of them break a
+    statement is no frequency.
     """
-    printed, corrected, lemmas = ([one for one in attacks(results) if one.role == role] for role in ROLES)
+    read = _in_reading(claim, attacks(results))
+    printed, corrected, lemmas = ([one for one in read if one.role == role] for role in ROLES)
     found = printed + corrected
     parts = [
         f"{sum(one.violations > 0 for one in some)} of {len(some)} {role} statement{'s' if len(some) > 1 else ''} "

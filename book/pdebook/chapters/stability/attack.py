@@ -466,6 +466,33 @@ def energy_decay(seed: int, *, systems: int = 64) -> Tensor:
     return (torch.tensor(course.energy / course.energy[0]) / allowed).amax(dim=0)
 
 
+def effective_rate(u, V, W, U, K, b, margin, place, *, biased=False, pull=1.0, values=1.0, network=1.0) -> Tensor:
+    """E(T) ≤ E₀e^{−2(γ − λ_c)T} for every S with ∫⟨u, S⟩ ≤ −2γE, γ > λ_c = L_A + L_R, and A(0) = R(0) = 0.
+
+    The γ of B.2, as a hypothesis on S: S(u) = −γu + (K − Kᵀ)u has it. Attention to all tokens alike has L_A = ‖V‖, the
+    network L_R = ‖U‖‖W‖; biased: R has a bias, R(0) = b. Score as in `decay`.
+    """
+    still = torch.zeros_like(V)
+    rate = norm2(V) + norm2(U) * norm2(W)
+    gamma, turn = rate * (1 + margin.exp()), K - K.mT
+    T = place.sigmoid() / (gamma + rate + norm2(turn))
+    g, source = per_example(pull * gamma), b if biased else 0.0
+
+    end = flow(lambda v: push(v, still, V, W, U) + source - g * v + v @ turn.mT, u, T=per_example(T), steps=16)
+    promised = gamma - values * norm2(V) - network * norm2(U) * norm2(W)
+    return 1 + ((size(end) / size(u)).log() + promised * T) / (rate * T)
+
+
+def equal_tokens(seed: int, **drawn: Tensor) -> Start:
+    """Every other example has nearly equal tokens, which V and the network stretch, and nearly no turn."""
+    u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64)
+    u[::2] = 1 + 0.01 * u[::2]
+    drawn["K"][::2] *= 1e-3
+    for name, factor in {"V": 1.0, "W": 0.02, "U": 50.0}.items():
+        drawn[name][::2] = factor * eye
+    return drawn
+
+
 # Some systems attend to all alike, some sharply; in some the network rules, in some attention.
 SYSTEM = {"u": "n d", **MATRICES}
 SHAPES = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1), (4, 2))]
@@ -769,4 +796,20 @@ run = attack(
         ),
     },
     effective=EFFECTIVE,
+)
+
+# Theorem 3.3 with the γ of B.2's inequality: FFN has a bias in print, so R(0) = 0 is a hypothesis that is added.
+RATE = {
+    "vary": {"u": "n d", "V": "d d", "W": "d d", "U": "d d", "K": "d d", "b": "1 d", "margin": "", "place": ""},
+    "sizes": [{"n": 3, "d": 2, "1": 1}],
+    "start": equal_tokens,
+    "batch": 48,
+    "steps": 30,
+}
+run_rate = attack(
+    "attack_rate",
+    {
+        "B.2 decay": Statement(effective_rate, **RATE, over={"biased": (True,)}, printed=True),
+        "B.2 decay, R(0) = 0": Statement(effective_rate, **RATE, shrink=("pull", "values", "network")),
+    },
 )
