@@ -297,6 +297,14 @@ def test_the_pull_is_attention_minus_the_state():
     torch.testing.assert_close(laws.pull(0.7, 1.5, 3)(u), 0.7 * (weights @ u - u))
 
 
+@pytest.mark.parametrize(("gain", "pull"), [(2.0, 0.0), (0.5, 0.8), (3.0, 0.4)])
+def test_tokens_roll_downhill_in_the_landscape(gain, pull):
+    u = normal(0, "u", size=(1, 9, 1)).requires_grad_()
+    height = laws.landscape(u, gain, pull, u.mean().item())
+    (slope,) = torch.autograd.grad(height.sum(), u)
+    torch.testing.assert_close(laws.tug_of_war(pull, gain)(u.detach()), -slope)
+
+
 @pytest.mark.parametrize("gain", [1.5, 3.0])
 def test_two_crowds_merge_where_the_law_says(gain):
     law = laws.merging_law(gain)

@@ -183,6 +183,11 @@ def well(gain: float, pull: float = 0.0) -> float:
     return u
 
 
+def landscape(u: Tensor, gain: float, pull: float = 0.0, mean: float = 0.0) -> Tensor:
+    """E(u) = ½u² − β ln cosh u + ½α(u − ū)²: each token rolls downhill, u_i' = −E'(u_i), while the mean ū moves E."""
+    return u.square() / 2 - gain * u.cosh().log() + pull * (u - mean).square() / 2
+
+
 def merging_law(gain: float) -> float:
     """α_c = β tanh(u_c)/u_c − 1 with cosh²(u_c) = β: two equal clusters withstand uniform averaging up to α_c."""
     u = math.acosh(math.sqrt(gain))
