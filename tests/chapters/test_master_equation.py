@@ -43,6 +43,16 @@ def test_sum_and_sweep_stay_apart_from_a_start_that_layernorm_moves():
     assert fine < 0.5 * coarse
 
 
+def test_on_a_circle_the_sweep_stays_and_the_sum_comes_back_with_smaller_steps():
+    ends = {layers: laws.circle_paths(layers) for layers in (8, 32)}
+    for paths in ends.values():
+        torch.testing.assert_close(paths["sweep"].norm(dim=-1), torch.ones_like(paths["sweep"][..., 0]))
+    coarse, fine = ((p["sweep"] - p["sum"])[-1].norm(dim=-1).max() for p in ends.values())
+    assert (fine / coarse).item() == pytest.approx(1 / 4, rel=0.2)
+    off = laws.circle_paths(32, stretch=1.3)
+    assert ((off["sum"].norm(dim=-1) - 1).abs().amax(dim=1) > 0.2).all()
+
+
 def test_the_budget_of_the_four_terms_closes():
     made = MasterEquation.later(WIDTH, HEADS, HIDDEN, diffusion=0.01).double().requires_grad_(False)
     run = solve(made, tokens("budget"), steps=6, dt=1 / 6)

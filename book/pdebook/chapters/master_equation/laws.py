@@ -78,6 +78,34 @@ def _sum_and_sweep(
         yield added, swept, u0
 
 
+# Three features less their mean are a plane, and the sphere of LayerNorm is a circle in it: coordinates, (2, feature)
+PLANE = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
+PLANE = PLANE / PLANE.norm(dim=1, keepdim=True)
+
+
+def circle_paths(layers: int, stretch: float = 1.0, seed: int = 1) -> dict[str, Tensor]:
+    """Three tokens of three features under the sweep A, S, R, S and under Euler on the sum, from t = 0 to 1.
+
+    Each: (layer + 1, token, 2), in the plane of mean zero over the features, where LayerNorm's circle has radius 1.
+    The tokens start at `stretch` times that radius; the weights are N(0, 2.25/fan-in), the same in all layers.
+    """
+    dt, d = TIME / layers, 3
+    attention, network = Interaction(d, bias=False), Reaction(d, 4 * d, activation="tanh", bias=False)
+    norm = LayerNormRate(d, 1 / dt, 0.0)
+    terms = MasterEquation(attention, norm, network, norm).double().requires_grad_(False)
+    for part in (attention, network):
+        for name, weight in part.named_parameters():
+            weight.copy_(1.5 * normal(seed, name, size=tuple(weight.shape)) / math.sqrt(weight.shape[1]))
+
+    angle = 0.4 + 2 * math.pi / 3 * torch.arange(3, dtype=torch.float64)
+    u0 = stretch * math.sqrt(d) * torch.stack([angle.cos(), angle.sin()], dim=-1) @ PLANE
+    runs = {
+        name: solve(terms, u0.unsqueeze(0), steps=layers, dt=dt, integrator=scheme)
+        for name, scheme in (("sweep", LieEuler()), ("sum", Euler()))
+    }
+    return {name: torch.cat(list(run.states)) @ PLANE.T / math.sqrt(d) for name, run in runs.items()}
+
+
 # Layers u ↦ LN(u + hF(u)) with gains: LN(z) = √d GPz/|Pz|, P = I − 11ᵀ/d, ε = 0, b = 0
 
 
