@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pdelab.field import Field, Mask, laplacian, laplacian_eigenvalues, positions
 from pdelab.formulas import centres
 from pdelab.metrics.diffusivity import moment
+from pdelab.metrics.jacobian import derivative
 from pdelab.seeds import normal, seeded, stream
 from pdelab.terms.base import choose
 from pdelab.terms.diffusion import Diffusion
@@ -173,6 +174,33 @@ def spreading(boundary: str, scheme: str, ratio: float, *, tokens: int = 32, tim
         u = advance(u, quarter * ratio * limit, quarter, scheme, boundary).clamp(-1e3, 1e3)
         states.append(u)
     return states
+
+
+# A poke on a ring of tokens
+
+
+def ring_distance(tokens: int) -> Tensor:
+    """r_ij = x_j − x_i on a ring of length 1, from −½ to ½: (token, token)."""
+    x = torch.arange(tokens, dtype=torch.float64) / tokens
+    return (x - x.unsqueeze(1) + 0.5) % 1 - 0.5
+
+
+def ring_window(tokens: int, width: float, *, causal: bool = False) -> Tensor:
+    """softmax_j(−(r_ij/w)⁴), attention by position; causal: of r_ij ≤ 0 alone, the tokens behind: (token, token)."""
+    r = ring_distance(tokens)
+    scores = -((r / width) ** 4)
+    return (scores.masked_fill(r > 0, -math.inf) if causal else scores).softmax(dim=-1)
+
+
+def poke(layer: Callable[[Field], Field], u: Field, token: int, depth: int) -> Tensor:
+    """∂u_ℓ/∂u₀ along feature 0 of one token, read at feature 0, after ℓ = 0, …, depth layers: (depth + 1, token)."""
+    w = torch.zeros_like(u)
+    w[:, token, 0] = 1
+    answers = [w]
+    for _ in range(depth):
+        u, w = layer(u), derivative(layer, u, w)
+        answers.append(w)
+    return torch.stack(answers)[:, 0, :, 0]
 
 
 # Attention by position
