@@ -430,7 +430,7 @@ def test_a_theorem_is_judged_by_the_attack_on_it(store, printed, corrected, repa
 
 
 def test_a_reading_says_which_statements_count_and_in_which_role(store):
-    """One that is left out, or is a step of the proof, decides nothing; ours may be the printed one in another sense."""
+    """One that is left out, or is a step of the proof, decides nothing; ours may be what another sense prints."""
     run = attack_run(printed_a=(3, {}), printed_b=(0, {"K": 1}), corrected_c=(0, {"K": 1}))
     recorded(store, [run] * 3)
 
