@@ -28,12 +28,17 @@ SAYS = "# says:"
 
 def chapters() -> list[Path]:
     """The text sources of the book's own pages that are notebooks: those with a jupytext header."""
-    return sorted(path for path in BOOK.glob("*.md") if path.read_text(encoding="utf-8").startswith("---\njupytext:"))
+    return _notebooks("*.md")
 
 
 def sources() -> list[Path]:
     """Every text source that is a notebook: the pages, and the evidence behind them."""
-    return [*chapters(), *sorted(BOOK.glob("evidence/*.md"))]
+    return [*chapters(), *_notebooks("evidence/*.md")]
+
+
+def _notebooks(pattern: str) -> list[Path]:
+    paths = sorted(BOOK.glob(pattern))
+    return [path for path in paths if path.read_text(encoding="utf-8").startswith("---\njupytext:")]
 
 
 def page_name(path: Path) -> str:
