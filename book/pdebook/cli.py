@@ -185,9 +185,10 @@ def claims(claim_id, verdict, chapter, folder, as_csv) -> None:
         shown = ("claim", "verdict", "title", "chapter", "evidence")
         table([(*(row[name] for name in shown[:-1]), _evidence(row)) for row in rows], shown, cut=True)
         click.echo("; ".join(f"{n} {verdict}" for verdict, n in ledger.counts(chosen).items() if n) or "no claim")
-        for kind, found in ledger.by_kind(chosen).items():
+        parts = {f"{kind}s": found for kind, found in ledger.by_kind(chosen).items()} | ledger.by_source(chosen)
+        for name, found in parts.items():
             if sum(found.values()):
-                click.echo(f"  {kind}s: " + "; ".join(f"{n} {verdict}" for verdict, n in found.items() if n))
+                click.echo(f"  {name}: " + "; ".join(f"{n} {verdict}" for verdict, n in found.items() if n))
         for words, found in ledger.by_fault(chosen).items():
             if len(found) > 1:
                 click.echo(f"  one slip in {len(found)}, {words}: {', '.join(o.claim.id for o in found)}")

@@ -10,7 +10,7 @@ from made_claims import entry
 
 from pdebook.evidence.run import find
 from pdebook.ledger import Verdict, read_claims
-from pdebook.ledger.claims import NEEDED
+from pdebook.ledger.claims import NEEDED, read_as
 from pdebook.ledger.record import Store, names_in, recorded_in
 
 ROOT = Path(__file__).parents[2]
@@ -275,6 +275,7 @@ def test_claims_name_recorded_figures_and_controls():
 # what may stand before a figure's own name: of which model, data, weights, unit or axis it is
 PREFIXES = ("untrained_", "shuffled_", "all_", "relative_", "features_", "y_", "untrained_y_")
 WRITTEN = {"log10_gradient_norm_ratio": "log10_gradient_{n}_ratio"}  # put together from parts
+WRITTEN |= {"gradient_rms_spread": "gradient_{kind}_spread"}
 WRITTEN |= {f"{word}y_ratio0.03": "ratio{RATIO}" for word in ("", "untrained_")}
 WRITTEN |= {f"{word}y_level6.0": "level{LEVEL}" for word in ("", "untrained_")}
 
@@ -291,7 +292,8 @@ def test_a_search_for_a_figure_leads_to_the_code_that_computes_it():
         name.rpartition("/")[2]
         for claim in CLAIMS.values()
         if claim.rule in NEEDED and claim.evidence
-        for one in claim.comparisons
+        for read in (claim, *(read_as(claim, other) for other in claim.others))
+        for one in read.comparisons
         for figure in (one["figure"], *one["control"])
         for name in names_in(figure)
     }

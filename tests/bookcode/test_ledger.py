@@ -88,11 +88,13 @@ def test_a_reading_and_a_slip_stand_in_the_entry(store):
     assert "<dt>One slip in several entries</dt><dd>the -u beside" in page
 
 
-def test_counts_by_kind_add_up_and_a_slip_that_has_a_name_stands_in_several_entries():
+def test_counts_by_kind_and_by_source_add_up_and_a_slip_that_has_a_name_stands_in_several_entries():
     outcomes = ledger.judge_all()
-    kinds = ledger.by_kind(outcomes)
+    kinds, sources = ledger.by_kind(outcomes), ledger.by_source(outcomes)
+    assert list(sources) == ["P1", "P2", "R", "S"]
     for verdict, n in ledger.counts(outcomes).items():
         assert sum(found[verdict] for found in kinds.values()) == n
+        assert sum(found[verdict] for found in sources.values()) == n
     named = [name for claim in CLAIMS.values() for name in claim.fault]
     assert all(named.count(name) > 1 for name in FAULTS)
     assert all(o.fallen for found in ledger.by_fault(outcomes).values() for o in found)

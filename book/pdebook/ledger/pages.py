@@ -144,6 +144,12 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
     return {kind: counts([o for o in outcomes if o.claim.kind == kind]) for kind in KINDS}
 
 
+def by_source(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """How many claims of each paper, P1 and P2, of the review (R) and of the summaries (S) have each verdict."""
+    named = dict.fromkeys(o.claim.id.partition("-")[0] for o in outcomes)
+    return {name: counts([o for o in outcomes if o.claim.id.startswith(f"{name}-")]) for name in sorted(named)}
+
+
 def by_fault(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Under each slip that stands in several entries those that do not stand as printed; the slip in words."""
     fallen = [o for o in outcomes if o.fallen]

@@ -27,7 +27,7 @@ MEANINGS = {
     Verdict.HOLDS: "as printed, by the rule of its entry, in everything we tried",
     Verdict.CONDITIONS: "not as printed, but under added hypotheses; proof in the chapter, and no test contradicts it",
     Verdict.TRIVIAL: "a control that lacks what the claim is about scores as well, in one comparison at least",
-    Verdict.FAILS: "a counterexample or a measurement contradicts it",
+    Verdict.FAILS: "a counterexample contradicts it, or a measurement at our size and in the reading of its entry",
     Verdict.UNDECIDED: "measured, and the evidence allows both answers",
     Verdict.UNTESTABLE: "what is printed leaves open what would have to be measured",
     Verdict.UNMEASURED: "no evidence is recorded yet, or not of enough seeds",
