@@ -62,7 +62,12 @@ def test_every_token_comes_to_the_first_within_the_bound(beta, n):
     start = (u @ u[0]).min().item()
     for T in (1.0, 5.0, 40.0):
         end = flow(lambda v: laws.causal_rate(v, beta), u, T=T, steps=int(20 * T))
-        assert (end @ u[0]).min() >= laws.lead_bound(start, beta, n, np.array([T]))[0] - 1e-6
+        assert (end @ u[0]).min() >= laws.lead_bound(start, beta, n, [T])[0] - 1e-6
+
+
+def test_two_tokens_behind_a_mask_follow_the_bound_exactly_and_wait_twice_as_long():
+    wait = 2 * interaction.waiting_time(3.0, 2, 0.8)
+    assert laws.lead_bound(0.0, 3.0, 2, [wait])[0] == pytest.approx(0.8, rel=1e-6)
 
 
 def test_the_bound_is_attained_where_all_others_stand_together():

@@ -58,6 +58,10 @@ def lead_rate(m, beta, n: int, *, others: float = 1.0, exponent: float = 1.0):
     return 1 / (1 + others * (n - 1) * torch.exp(exponent * beta * (1 - m)))
 
 
-def lead_bound(m: float, beta: float, n: int, times: np.ndarray) -> np.ndarray:
-    """tanh(artanh m + κt), κ as in `lead_rate`: a floor under the smallest cosine with the first token, m at t = 0."""
-    return np.tanh(math.atanh(m) + lead_rate(m, beta, n).item() * np.asarray(times))
+def lead_bound(m: float, beta: float, n: int, times: Sequence[float]) -> np.ndarray:
+    """y' = (1 − y²)κ(y), y(0) = m, κ as in `lead_rate`: a floor under the smallest cosine with the first token."""
+
+    def rate(t: float, y: np.ndarray) -> np.ndarray:
+        return (1 - y**2) * lead_rate(y, beta, n).numpy()
+
+    return solve_ivp(rate, (0.0, max(times)), [m], t_eval=times, rtol=1e-9, atol=1e-12).y[0]
