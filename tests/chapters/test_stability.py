@@ -11,6 +11,7 @@ from pdebook.chapters.scheme import attack as attack_scheme
 from pdebook.chapters.scheme import laws as scheme
 from pdebook.chapters.stability import attack as attack_stability
 from pdebook.chapters.stability import laws as maps
+from pdebook.chapters.stability import starts
 from pdebook.evidence.adversary import ROUNDING, ascend
 from pdebook.evidence.stacks import slope
 from pdebook.evidence.systems import one_step, printed_condition, push
@@ -322,7 +323,7 @@ def test_the_theorem_is_counted_and_a_step_of_its_proof_apart():
 
 def test_leaders_attain_what_averages_may_do():
     for n in (4, 16):
-        w = attack_stability.leading(n, attack_stability.most_growth(n))
+        w = starts.leading(n, starts.most_growth(n))
         looked_at = w[0] * w.sign()
         assert (w * looked_at).sum().item() == pytest.approx(averaging_growth(n), rel=1e-12)
         assert w.sum().item() == pytest.approx(0, abs=1e-12)
