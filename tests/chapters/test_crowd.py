@@ -3,14 +3,16 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
 
 from pdebook.chapters.crowd import laws, measure
 from pdebook.chapters.interaction import laws as interaction
-from pdelab import Diverged, Status, formulas, solve_density
+from pdelab import Diverged, Status, formulas, solve_density, transformer
 from pdelab.seeds import normal, stream
+from pdelab.terms.interaction import Interaction
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -76,6 +78,83 @@ def test_a_mode_of_the_even_crowd_grows_as_bessel_functions_say(beta, k):
     measured = 2 * (odd * wave).mean().item()
     assert measured == pytest.approx(laws.cell_rate(k, beta, cells), rel=1e-6)
     assert laws.cell_rate(k, beta, 4096) == pytest.approx(laws.mode_rate(k, beta), rel=1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.5, 9.0, 64.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_field_by_modes_is_attention(beta, causal):
+    theta = 7 * normal(1, "angles", size=(2, 60))
+    wanted = formulas.circle_rate(theta, beta, causal=causal)
+    torch.testing.assert_close(laws.rate_by_modes(theta, beta, causal=causal), wanted, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(("k", "beta"), [(1, 1.0), (3, 4.0), (6, 9.0)])
+def test_tokens_and_density_grow_alike_with_and_without_noise(k, beta):
+    assert measure.token_growth(k, beta) == pytest.approx(laws.mode_rate(k, beta), abs=1e-6)
+    for noise in (0.0, 0.1):
+        wanted = laws.mode_rate(k, beta, noise=noise)
+        assert measure.density_growth(k, beta, noise) == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 9.0, 100.0])
+def test_noise_above_its_threshold_and_only_that_stops_every_mode(beta):
+    k, threshold = np.arange(1, 60), laws.noise_threshold(beta)
+    assert threshold < 0.5
+    assert laws.mode_rate(k, beta, noise=1.001 * threshold).max() < 0
+    assert laws.mode_rate(k, beta, noise=0.999 * threshold).max() > 0
+
+
+def test_sharp_attention_has_its_limits():
+    assert laws.fastest_mode(1e4) == pytest.approx(math.sqrt(2e4), rel=0.01)
+    assert laws.mode_rate(laws.fastest_mode(1e4), 1e4) == pytest.approx(2 / math.e, rel=1e-3)
+
+
+@pytest.mark.parametrize(("clusters", "beta"), [(2, 4.0), (3, 1.0), (5, 4.0), (6, 16.0)])
+def test_a_ring_has_the_rates_of_its_jacobian(clusters, beta):
+    even = 2 * math.pi * torch.arange(clusters, **DOUBLE) / clusters
+    jacobian = torch.func.jacrev(lambda theta: formulas.circle_rate(theta, beta))(even)
+    found = torch.linalg.eigvals(jacobian).real.sort().values.numpy()
+    np.testing.assert_allclose(found, np.sort([0.0, *laws.ring_rates(clusters, beta)]), atol=1e-9)
+    assert measure.ring_growth(clusters, beta) == pytest.approx(laws.ring_rates(clusters, beta).max(), rel=1e-2)
+
+
+@pytest.mark.parametrize("beta", [2.0, 9.0])
+@pytest.mark.parametrize("degree", [1, 3])
+def test_the_sphere_has_rates_of_its_own(degree, beta):
+    assert measure.sphere_growth(degree, beta) == pytest.approx(laws.sphere_rate(degree, beta), rel=1e-4)
+
+
+def test_groups_are_parted_by_wide_gaps():
+    even = 2 * math.pi * formulas.centres(100)
+    three = torch.tensor([0.0, 0.1, 2.0, 2.1, 6.2], **DOUBLE)  # the last is next to the first
+    assert laws.groups(torch.stack([even]), 0.3).tolist() == [0]
+    assert laws.groups(three, 0.3).item() == 2
+
+
+def test_a_decision_is_late_by_the_logarithm_of_a_small_start():
+    sizes, beta = (1e-3, 1e-4), 4.0
+    starts = [laws.at_quantiles(300, lambda x, e=e: (x + e * torch.sin(3 * x) / 3) / (2 * math.pi)) for e in sizes]
+    (early, late), leader = measure.decisions(torch.stack(starts), beta)
+    assert leader.tolist() == [3, 3]
+    assert (late - early).item() == pytest.approx(math.log(10) / laws.mode_rate(3, beta), rel=1e-2)
+    never, nobody = measure.decisions(starts[0][None], beta, longest=0.2)
+    assert (never.item(), nobody.item()) == (math.inf, 0)
+
+
+def test_a_rippled_crowd_is_the_same_as_tokens_and_as_cells():
+    cost = laws.circle_cost(measure.rippled_tokens(400, 0.05), measure.ripple(400, 0.05)[0])
+    assert cost < 2 * math.pi / 400
+
+
+def test_a_head_whose_values_are_its_scores_climbs():
+    model = transformer(8, 2, 2, 8, seed=3)
+    for term in (t for t in model.modules() if isinstance(t, Interaction)):
+        query, key, _ = term.qkv.weight.data.chunk(3)
+        term.qkv.weight.data[16:] = key
+        term.out.weight.data = query.T.clone()
+    own, other = measure.climbs(model)
+    assert own == pytest.approx([1.0, 1.0])
+    assert max(map(abs, other)) < 0.9
 
 
 def test_the_growth_is_seen_in_a_run():

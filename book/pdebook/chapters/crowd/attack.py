@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import jvp
 
 from pdebook.chapters.crowd import laws
-from pdebook.evidence.adversary import Start, Statement, attack
+from pdebook.evidence.adversary import Start, Statement, attack, over_and_over
 from pdelab.formulas import circle_rate, growth, longest, norm2, per_example
-from pdelab.integrators import flow
+from pdelab.integrators import RK4, flow
 from pdelab.seeds import stream
 
 EXACT = 1e-9  # relative gap of two ways to compute the growth of a mode
@@ -62,9 +62,9 @@ def a_lonely_atom(seed: int, **drawn: Tensor) -> Start:
     batch = len(drawn["y"])
     turn = torch.arange(batch)
     sizes = drawn["log_sizes"].clone()
-    sizes[:, 0] = torch.tensor([-2.0, 0.0, 0.7, 1.2, 1.7, 2.3, 3.0], dtype=torch.float64).repeat(batch)[:batch]
-    sizes[:, 1] = torch.tensor([-1.0, -6.0, -8.0], dtype=torch.float64).repeat(batch)[:batch]
-    sizes[:, 2] = torch.tensor([-6.0, -5.0, -5.0, -8.0], dtype=torch.float64).repeat(batch)[:batch]
+    sizes[:, 0] = over_and_over([-2.0, 0.0, 0.7, 1.2, 1.7, 2.3, 3.0], batch)
+    sizes[:, 1] = over_and_over([-1.0, -6.0, -8.0], batch)
+    sizes[:, 2] = over_and_over([-6.0, -5.0, -5.0, -8.0], batch)
 
     y, logits = drawn["y"].clone(), drawn["logits"].clone()
     second = turn % 2 == 1
@@ -154,9 +154,9 @@ def start_flow(seed: int, **drawn: Tensor) -> Start:
     """‖A‖ from 0.1 to 10, ‖V‖ near 1, ‖G‖ from nothing to 3."""
     batch = len(drawn["A"])
     sizes = drawn["log_sizes"].clone()
-    sizes[:, 0] = torch.tensor([-2.0, 0.0, 1.0, 2.3], dtype=torch.float64).repeat(batch)[:batch]
-    sizes[:, 1] = torch.tensor([0.0, 0.0, 0.0, 0.0, -2.0], dtype=torch.float64).repeat(batch)[:batch]
-    sizes[:, 2] = torch.tensor([-6.0, 1.0, -6.0], dtype=torch.float64).repeat(batch)[:batch]
+    sizes[:, 0] = over_and_over([-2.0, 0.0, 1.0, 2.3], batch)
+    sizes[:, 1] = over_and_over([0.0, 0.0, 0.0, 0.0, -2.0], batch)
+    sizes[:, 2] = over_and_over([-6.0, 1.0, -6.0], batch)
     return drawn | {"log_sizes": sizes}
 
 
@@ -171,7 +171,7 @@ def one_sees_pairs(seed: int, **drawn: Tensor) -> Start:
         return drawn
     second = torch.arange(batch) % 2 == 1
     first, other = torch.eye(d, dtype=torch.float64)[:2]
-    side = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(n)[: n - 1, None]
+    side = over_and_over([[1.0], [-1.0]], n - 1)
     x = drawn["log_sizes"][:, 0].exp()
 
     u, du, A, V = (drawn[name].clone() for name in ("u", "du", "A", "V"))
@@ -197,18 +197,14 @@ def layers(u, A, V, G, W, log_sizes, log_T, *, K=1.0, M=1.0, K_t=1.0) -> Tensor:
     u, steps, fine, T = u / per_example(longest(u)), 4, 4, log_T.exp()
     h = per_example(T / steps)
 
-    def rate(z: Tensor, t: Tensor) -> Tensor:
+    def rate(z: Tensor, t: Tensor, mask: None = None) -> Tensor:
         return laws.read(z, z, A, V + t * drift) + z @ G.mT
 
     exact, stacked, worst = u, u, torch.zeros_like(T)
     for n in range(steps):
         stacked = stacked + h * rate(stacked, n * h)
         for m in range(fine):
-            t, dt = (n + m / fine) * h, h / fine
-            k1 = rate(exact, t)
-            k2 = rate(exact + dt / 2 * k1, t + dt / 2)
-            k3 = rate(exact + dt / 2 * k2, t + dt / 2)
-            exact = exact + dt / 6 * (k1 + 2 * k2 + 2 * k3 + rate(exact + dt * k3, t + dt))
+            exact = RK4().step(rate, exact, (n + m / fine) * h, h / fine)
         worst = torch.maximum(worst, longest(stacked - exact))
 
     values = torch.maximum(norm2(V), norm2(V + per_example(T) * drift))
@@ -221,14 +217,11 @@ def layers(u, A, V, G, W, log_sizes, log_T, *, K=1.0, M=1.0, K_t=1.0) -> Tensor:
 def start_layers(seed: int, **drawn: Tensor) -> Start:
     """Short times, blunt scores; in turn attention, the network Gu or the drift W alone is large."""
     batch = len(drawn["A"])
-    alone = torch.tensor(
-        [[-4.0, 0.0, -7.0, -9.0], [-4.0, -4.0, 0.0, -9.0], [-4.0, -7.0, -7.0, 2.0], [0.0, 0.0, 0.0, 0.0]],
-        dtype=torch.float64,
-    )
+    alone = [[-4.0, 0.0, -7.0, -9.0], [-4.0, -4.0, 0.0, -9.0], [-4.0, -7.0, -7.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
     eye = torch.eye(drawn["A"].shape[-1], dtype=torch.float64)
     u = drawn["u"][:, :1] + 0.1 * drawn["u"]
     close = {name: eye + 0.1 * drawn[name] for name in ("V", "G", "W")}
-    return drawn | close | {"u": u, "log_sizes": alone.repeat(batch, 1)[:batch], "log_T": drawn["log_T"] - 3}
+    return drawn | close | {"u": u, "log_sizes": over_and_over(alone, batch), "log_T": drawn["log_T"] - 3}
 
 
 # Samples
@@ -291,7 +284,7 @@ def start_sample(seed: int, **drawn: Tensor) -> Start:
     """‖A‖ from nearly 0 to 1.6 and short times; the atoms opposite in every other start."""
     batch = len(drawn["y"])
     sizes = drawn["log_sizes"].clone()
-    sizes[:, 0] = torch.tensor([-5.0, -1.0, 0.5], dtype=torch.float64).repeat(batch)[:batch]
+    sizes[:, 0] = over_and_over([-5.0, -1.0, 0.5], batch)
     sizes[:, 1] = -3.0 + 0.3 * sizes[:, 1]
     y = drawn["y"].clone()
     y[::2, 1] = -y[::2, 0]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.special import ive
+from scipy.special import ive, spherical_in
 from torch import Tensor
 
 from pdelab.formulas import centres, growth
@@ -95,6 +95,11 @@ def mode_rate(k, beta: float, v: float = 1.0, noise: float = 0.0) -> np.ndarray:
     return k**2 * (v * ive(k, beta) / (beta * ive(0, beta)) - noise)
 
 
+def sphere_rate(degree: int, beta: float) -> float:
+    """λ_ℓ = ℓ(ℓ+1) i_ℓ(β)/(β i_0(β)): the growth of a spherical harmonic on the even crowd of the sphere in space."""
+    return float(degree * (degree + 1) * spherical_in(degree, beta) / (beta * spherical_in(0, beta)))
+
+
 def fastest_mode(beta: float) -> int:
     """k* = argmax_k λ_k, about √(2β)."""
     return int(np.argmax(mode_rate(np.arange(math.ceil(4 * math.sqrt(beta)) + 4), beta)))
@@ -108,12 +113,22 @@ def noise_threshold(beta: float) -> float:
 def ring_rates(clusters: int, beta: float) -> np.ndarray:
     """Λ_q = Σ_m p_m (cos φ_m − β sin²φ_m)(cos qφ_m − 1), φ_m = 2πm/K, p = softmax(β cos φ): for q = 1, …, K − 1.
 
-    The growth of e^{iqφ_j} in the places of K equal clusters, evenly spaced: a push that turns all alike, q = 0, stays.
+    The growth of cos qφ_j in the places of K equal clusters, evenly spaced: a push that turns all alike, q = 0, stays.
     """
+    phi, pull = _ring(clusters, beta)
+    return (np.cos(np.outer(np.arange(1, clusters), phi)) - 1) @ pull
+
+
+def tightening(clusters: int, beta: float) -> float:
+    """Σ_m p_m (cos φ_m − β sin²φ_m): the rate at which tokens of one group of a ring approach each other."""
+    return float(_ring(clusters, beta)[1].sum())
+
+
+def _ring(clusters: int, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """φ_m and p_m (cos φ_m − β sin²φ_m)."""
     phi = 2 * np.pi * np.arange(clusters) / clusters
     weight = np.exp(beta * (np.cos(phi) - 1))
-    pull = weight * (np.cos(phi) - beta * np.sin(phi) ** 2) / weight.sum()
-    return (np.cos(np.outer(np.arange(1, clusters), phi)) - 1) @ pull
+    return phi, weight * (np.cos(phi) - beta * np.sin(phi) ** 2) / weight.sum()
 
 
 def series(beta: float, least: float = 1e-17) -> Tensor:

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -277,6 +278,28 @@ def ring_growth(clusters: int, beta: float, push: float = 1e-4, time: float = 1.
         end = tokens_on_circle(even + push * wave, beta, time, 1).final.flatten() - even
         found.append(math.log((end @ wave / (wave @ wave)).item() / push) / time)
     return max(found)
+
+
+def sphere_growth(degree: int, beta: float, n: int = 1500, push: float = 1e-4) -> float:
+    """The rate at which n nearly even tokens on the sphere in space let the zonal harmonic P_ℓ(z) grow.
+
+    They are pushed along its gradient, once forwards and once backwards, and attention answers.
+    """
+    z = 1 - 2 * formulas.centres(n)
+    turn = math.pi * (1 + math.sqrt(5)) * torch.arange(n)  # a Fibonacci lattice
+    around = (1 - z**2).sqrt()
+    u = torch.stack([around * turn.cos(), around * turn.sin(), z], dim=-1)
+    slope = torch.from_numpy(np.polynomial.legendre.Legendre.basis(degree).deriv()(z.numpy()))
+    along = slope[:, None] * (torch.tensor([0.0, 0.0, 1.0]) - z[:, None] * u)
+    eye = torch.eye(3, dtype=torch.float64)
+
+    def answer(size: float) -> Tensor:
+        moved = normalize(u + size * along, dim=-1)
+        pull = formulas.attention(moved, beta * eye, eye)
+        return pull - (pull * moved).sum(dim=-1, keepdim=True) * moved
+
+    odd = (answer(push) - answer(-push)) / (2 * push)  # a lattice is not quite even: that part drops out
+    return ((odd * along).sum() / along.square().sum()).item()
 
 
 def decisions(theta: Tensor, beta: float, level: float = 0.3, longest: float = 20.0) -> tuple[Tensor, Tensor]:
