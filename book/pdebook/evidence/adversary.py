@@ -215,13 +215,19 @@ def over_decades(low: float, high: float, *names: str) -> Callable[..., Start]:
     return start
 
 
+def over_and_over(values: Sequence, batch: int) -> Tensor:
+    """The values in turn, as many as there are examples: (batch,), or (batch, …) for values that are lists."""
+    once = torch.tensor(values, dtype=torch.float64)
+    return once.repeat(batch, *[1] * (once.ndim - 1))[:batch]
+
+
 def in_turn(**sizes: Sequence[float]) -> Callable[..., Start]:
     """A `start` that multiplies a variable of example 0, 1, 2, … by its sizes in turn, so that all are tried."""
 
     def start(seed: int, **drawn: Tensor) -> Start:
         for name, values in sizes.items():
             x = drawn[name]
-            factor = torch.tensor(values, dtype=x.dtype).repeat(len(x))[: len(x)]
+            factor = over_and_over(values, len(x)).to(x.dtype)
             drawn[name] = x * factor.view(-1, *[1] * (x.ndim - 1))
         return drawn
 

@@ -5,7 +5,7 @@ says it all. It is asked only where evidence was recorded, so `results` is never
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -139,23 +139,10 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
     ROLE/STATEMENT/broken/NEIGHBOUR, which count how often a false neighbour was broken in place of the statement. Where
     a statement counted it, …/settings and …/broken_in/NEIGHBOUR say in how many of its settings.
     """
+    _check_alike(results)
     first = results[0]
-    recorded = [[key for key in r.figures if key.endswith("/attempts")] for r in results]
-    if any(set(keys) != set(recorded[0]) for keys in recorded):
-        raise ValueError(f"the seeds of {first.experiment} attacked different statements; record all of them anew")
-    if any(r.configuration != first.configuration for r in results):
-        raise ValueError(f"the seeds of {first.experiment} were attacked with different settings; record all anew")
-    if any(r.status != "finished" for r in results):
-        raise ValueError(f"{first.experiment} has a seed that did not finish; record it anew")
-    rounding, shrunk = first.configuration.get("rounding", 0.0), first.configuration.get("shrunk", SHRUNK)
-    if not 0 <= rounding <= ROUNDING or not SHRUNK <= shrunk < 1:
-        raise ValueError(
-            f"{first.experiment} allowed {rounding} for rounding and shrank constants to {shrunk}; "
-            f"at most {ROUNDING} and at least {SHRUNK} would count"
-        )
-
-    found = []
-    for key in recorded[0]:
+    rounding, found = first.configuration.get("rounding", 0.0), []
+    for key in _attempted(first):
         role, name, *rest = Key(key).parts
         if role not in ROLES or len(rest) != 1:
             raise ValueError(f"{first.experiment}: {key} must be printed/STATEMENT/attempts, corrected/… or lemma/…")
@@ -184,6 +171,27 @@ def attacks(results: Sequence[Result]) -> list[Attacked]:
             )
         )
     return found
+
+
+def _attempted(result: Result) -> list[str]:
+    return [key for key in result.figures if key.endswith("/attempts")]
+
+
+def _check_alike(results: Sequence[Result]) -> None:
+    """Refuse seeds that attacked other statements, with other settings, or did not finish; and settings too kind."""
+    first = results[0]
+    if any(set(_attempted(r)) != set(_attempted(first)) for r in results):
+        raise ValueError(f"the seeds of {first.experiment} attacked different statements; record all of them anew")
+    if any(r.configuration != first.configuration for r in results):
+        raise ValueError(f"the seeds of {first.experiment} were attacked with different settings; record all anew")
+    if any(r.status != "finished" for r in results):
+        raise ValueError(f"{first.experiment} has a seed that did not finish; record it anew")
+    rounding, shrunk = first.configuration.get("rounding", 0.0), first.configuration.get("shrunk", SHRUNK)
+    if not 0 <= rounding <= ROUNDING or not SHRUNK <= shrunk < 1:
+        raise ValueError(
+            f"{first.experiment} allowed {rounding} for rounding and shrank constants to {shrunk}; "
+            f"at most {ROUNDING} and at least {SHRUNK} would count"
+        )
 
 
 def _in_reading(claim: Claim, found: Sequence[Attacked]) -> Sequence[Attacked]:
@@ -451,15 +459,7 @@ def _comparison(claim: Claim, measured: Measured, bands: Bands, among: int) -> C
             for name, found in controls.items()
         }
 
-    if mine is False:
-        verdict = Verdict.FAILS
-    elif mine is None:
-        verdict = Verdict.UNDECIDED
-    elif True in theirs.values():
-        verdict = Verdict.TRIVIAL
-    else:
-        verdict = Verdict.UNDECIDED if None in theirs.values() else Verdict.HOLDS
-
+    verdict = _beside_controls(mine, theirs.values())
     out = [n for n in deciding if at_once[n].seeds >= MIN_SEEDS and allowed[n].misses(at_once[n])]
     missed = beaten = ""
     if out and len(deciding) > 1:
@@ -473,6 +473,17 @@ def _comparison(claim: Claim, measured: Measured, bands: Bands, among: int) -> C
     return Comparison(
         one["figure"], () if claim.rule == "greater" else targets, ours, controls, verdict, missed, beaten
     )
+
+
+def _beside_controls(mine: bool | None, theirs: Collection[bool | None]) -> Verdict:
+    """Ours passes, does not, or the evidence allows both; and so for each control."""
+    if mine is False:
+        return Verdict.FAILS
+    if mine is None:
+        return Verdict.UNDECIDED
+    if True in theirs:
+        return Verdict.TRIVIAL
+    return Verdict.UNDECIDED if None in theirs else Verdict.HOLDS
 
 
 def _with_votes(measured: Measured, name: str) -> list[int]:
