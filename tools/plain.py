@@ -15,7 +15,7 @@ import yaml
 from exercises import BOOK, ROOT, instructor_edition, read_source
 from pybtex.database import parse_file
 
-FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})\{(?P<kind>[\w:-]+)\}[ \t]*(?P<title>.*)$")
+FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|:{3,})\{(?P<kind>[\w:-]+)\}[ \t]*(?P<title>.*)$")
 OPTION = re.compile(r"^:([\w-]+):[ \t]*(.*)$")
 ROLE = re.compile(r"\{(?P<kind>[\w:]+)\}`(?:(?P<words>[^`<]+?)\s*<(?P<target>[^>`]+)>|(?P<only>[^`]+))`")
 MATH = re.compile(r"\$\$.*?\$\$|\$[^$\n]*\n?[^$\n]*\$", re.DOTALL)
@@ -39,6 +39,7 @@ class Block:
     title: str
     options: dict[str, str]
     body: list[str]
+    indent: str = ""
 
     @property
     def folded(self) -> bool:
@@ -57,12 +58,12 @@ def parts(text: str) -> Iterator[str | Block]:
         for inner in lines:
             if inner.strip() == opening["fence"]:
                 break
-            body.append(inner)
+            body.append(inner.removeprefix(opening["indent"]))
         options = {}
         while body and (option := OPTION.match(body[0])):
             options[option[1]] = option[2].strip()
             body.pop(0)
-        yield Block(opening["kind"], opening["title"].strip(), options, body)
+        yield Block(opening["kind"], opening["title"].strip(), options, body, opening["indent"])
 
 
 # Numbers
@@ -147,7 +148,7 @@ def _lines(text: str, page: str) -> list[str]:
                 plain_text.append(part)
             continue
         settle()
-        found += _block(part, page)
+        found += [part.indent + line if line else line for line in _block(part, page)]
     settle()
     return found
 
