@@ -125,7 +125,7 @@ def _within(text: str) -> Iterator[tuple[str, str, str]]:
 
 def plain(text: str, page: str) -> str:
     """The Markdown of one cell without directives, roles, labels and footnotes."""
-    return "\n".join(_lines(_notes(text), page)).strip("\n")
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(_notes(text), page))).strip("\n")
 
 
 def _notes(text: str) -> str:

@@ -65,4 +65,4 @@ def test_a_block_ends_with_as_many_marks_as_it_began():
 
 def test_a_formula_in_a_list_stays_in_its_entry():
     text = "1. A law,\n\n   ```{math}\n   :label: eq-first-heat\n   a = b\n   ```\n\n   and more."
-    assert plain(text, "first_look") == "1. A law,\n\n\n   $$ a = b \\tag{1.1} $$\n\n\n   and more."
+    assert plain(text, "first_look") == "1. A law,\n\n   $$ a = b \\tag{1.1} $$\n\n   and more."
