@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import yaml
 from exercises import BOOK, ROOT, instructor_edition, read_source
-from pybtex.database import parse_file
+from pybtex.database import Person, parse_file
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|:{3,})\{(?P<kind>[\w:-]+)\}[ \t]*(?P<title>.*)$")
 OPTION = re.compile(r"^:([\w-]+):[ \t]*(.*)$")
@@ -167,8 +167,8 @@ def _block(block: Block, page: str) -> list[str]:
     if block.kind == "prf:proof":
         title = "Proof"
     elif block.kind != "admonition":
-        kind = block.kind.removeprefix("prf:").capitalize()
-        title = f"{kind} {known.number}" + (f" ({title})" if title else "") if known else f"{kind} ({title})"
+        kind = block.kind.removeprefix("prf:").capitalize() + (f" {known.number}" if known else "")
+        title = f"{kind} ({title})" if title else kind
     inside = _lines(body, page)
     if block.folded:
         return ["", f"<details><summary>{title}</summary>", "", *inside, "", "</details>", ""]
@@ -182,7 +182,7 @@ def _quoted(lines: list[str]) -> list[str]:
         deep += line.startswith("<details>")
         shown.append(line if deep else f"> {line}".rstrip())
         deep -= line == "</details>"
-    text = re.sub(r"(?:>\n)+(?=<details>)|(?<=</details>)(?:\n>)+(?=\n|$)", "\n", "\n".join(shown))
+    text = re.sub(r"(?:^>\n)+(?=<details>)|(?<=</details>)(?:\n>)+$", "\n", "\n".join(shown), flags=re.MULTILINE)
     return text.splitlines()
 
 
@@ -223,11 +223,16 @@ def _bibliography():
     return parse_file(str(BOOK / "references.bib")).entries
 
 
+def _family_name(person: Person) -> str:
+    """Without LaTeX: van Leer, Söderlind."""
+    return " ".join(map(str, [*person.rich_prelast_names, *person.rich_last_names]))
+
+
 def _cited(kind: str, keys: str) -> str:
     names = []
     for key in keys.split(","):
         entry = _bibliography()[key.strip()]
-        people = [" ".join(person.last_names) for person in entry.persons["author"]]
+        people = [_family_name(person) for person in entry.persons["author"]]
         who = people[0] + (f" and {people[1]}" if len(people) == 2 else " et al." if len(people) > 2 else "")
         names.append(f"{who} ({entry.fields['year']})" if kind == "cite:t" else f"{who}, {entry.fields['year']}")
     return "; ".join(names) if kind == "cite:t" else f"({'; '.join(names)})"

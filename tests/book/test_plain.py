@@ -28,6 +28,11 @@ of {eq}`eq-first-heat`.
 :class: dropdown
 Look.
 :::
+
+:::{admonition} Hint 2
+:class: dropdown
+Closer.
+:::
 ````
 After."""
     assert plain(text, "first_look").splitlines() == [
@@ -39,6 +44,12 @@ After."""
         "<details><summary>Hint 1</summary>",
         "",
         "Look.",
+        "",
+        "</details>",
+        "",
+        "<details><summary>Hint 2</summary>",
+        "",
+        "Closer.",
         "",
         "</details>",
         "",
@@ -55,7 +66,14 @@ def test_references_become_words():
     links = "{doc}`the ledger <ledger>` {doc}`notation` {prf:ref}`prop-first-ends` {ref}`here <x>`"
     assert plain(links, "first_look") == "*the ledger* *Notation* Proposition 1.1 here"
     assert plain("{cite:p}`zhang2024unified`", "first_look") == "(Zhang, 2024)"
+    assert plain("{cite:t}`vanleer1974towards`", "first_look") == "van Leer (1974)"
+    assert plain("{cite:t}`garciatrillos2015rate`", "first_look") == "García Trillos and Slepčev (2015)"
     assert plain("so[^why].\n\n[^why]: Because.", "first_look") == "so (see the note *why*).\n\n*Note (why).* Because."
+
+
+@pytest.mark.parametrize(("title", "heading"), [("", "Remark"), (" T", "Remark (T)")])
+def test_a_block_without_a_label_has_its_kind_as_heading(title, heading):
+    assert plain(f"```{{prf:remark}}{title}\na\n```", "first_look") == f"> **{heading}.**\n>\n> a"
 
 
 def test_a_block_ends_with_as_many_marks_as_it_began():
