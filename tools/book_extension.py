@@ -13,7 +13,7 @@ import nbformat
 from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
-from exercises import tagged
+from exercises import code_folded, tagged
 from sphinx.errors import ConfigError
 
 from pdebook.ledger.sources import experiments
@@ -48,13 +48,12 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
     notebook = nbformat.reads(source[0], 4)
     if app.config.book_solutions == LEFT_OUT:
         notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
-    for cell in notebook.cells:
-        for what in FOLDED if cell.cell_type == "code" else ():
-            if tagged(cell, what):
-                cell.metadata.tags.append("hide-cell")
-                prompts = {"code_prompt_show": FOLDED[what], "code_prompt_hide": "Hide it"}
-                cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
-        if cell.cell_type == "code" and cell.source.startswith("ledger.case_file("):
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        if what := next((tag for tag in FOLDED if tagged(cell, tag)), None):
+            cell.metadata.tags.append("hide-cell")
+            prompts = {"code_prompt_show": FOLDED[what], "code_prompt_hide": "Hide it"}
+            cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
+        elif code_folded(cell):
             cell.metadata.setdefault("tags", []).append("hide-input")
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
@@ -145,10 +144,10 @@ def finish(app, error) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
     # the download button hands out the notebook to work in: stubs, no solutions
-    for path in Path(app.srcdir, "book").glob("*.ipynb"):
-        offered = Path(app.outdir, "_sources", "book", path.name)
-        if offered.exists():
-            nbformat.write(edition(path.stem, "student"), offered)
+    for offered in Path(app.outdir, "_sources", "book").rglob("*.ipynb"):
+        name = offered.relative_to(Path(app.outdir, "_sources", "book")).with_suffix("").as_posix()
+        if Path(app.srcdir, "book", f"{name}.ipynb").exists():  # a page that is gone leaves its notebook behind
+            nbformat.write(edition(name, "student"), offered)
     # a page whose source is gone would stay for ever, and be tested
     for path in Path(app.outdir, "book").rglob("*.html"):
         if path.relative_to(app.outdir).with_suffix("").as_posix() not in app.env.found_docs:

@@ -14,12 +14,11 @@ import sys
 from pathlib import Path
 
 import nbformat
-from exercises import BOOK, ROOT, chapters, student_edition
+from exercises import BOOK, ROOT, chapters, code_folded, student_edition
 from plain import numbers, plain
 
 from pdelab.files import write_atomically
 
-FOLDED = {"hide-input", "hide-cell", "asserts"}  # cells whose source is folded
 EDITIONS = {"student": student_edition, "instructor": lambda notebook: notebook}
 
 
@@ -30,17 +29,17 @@ def edition(name: str, which: str) -> nbformat.NotebookNode:
     folded, so that JupyterLab, VS Code and Colab show what the pages show.
     """
     notebook = EDITIONS[which](nbformat.read(BOOK / f"{name}.ipynb", 4))
+    figures = iter([one.number for one in numbers().values() if one.page == name and one.kind == "Figure"])
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type == "markdown":
             cell.source = plain(cell.source, name)
             continue
-        if FOLDED & set(cell.metadata.get("tags", [])):
+        if code_folded(cell):
             cell.metadata["jupyter"] = {"source_hidden": True}
         if figure := cell.metadata.get("mystnb", {}).get("figure"):
-            number = numbers()[figure["name"]].number
-            below = nbformat.v4.new_markdown_cell(f"**Figure {number}.** {plain(figure['caption'], name)}")
+            below = nbformat.v4.new_markdown_cell(f"**Figure {next(figures)}.** {plain(figure['caption'], name)}")
             below["id"] = f"{cell['id']}-caption"
             cells.append(below)
     notebook.cells = cells

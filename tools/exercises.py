@@ -8,7 +8,7 @@ A chapter's source book/NAME.md marks the cells of its exercises with tags:
                words in its message; at least two for each solution in code. They appear in no edition.
 
 From it come the instructor edition (everything but the wrong answers: what the book commits, tests and renders) and the
-student edition (functions reduced to a stub that raises NotImplementedError, answers in words removed).
+student edition (functions reduced to a stub that raises NotImplementedError, answers in words to a place for yours).
 """
 
 import ast
@@ -57,6 +57,12 @@ def read_source(path: Path) -> NotebookNode:
 
 def tagged(cell: NotebookNode, tag: str) -> bool:
     return tag in cell.metadata.get("tags", [])
+
+
+def code_folded(cell: NotebookNode) -> bool:
+    """Whether pages and notebooks show what a cell prints or draws, and its code only on a click."""
+    shut = any(tagged(cell, tag) for tag in ("hide-input", "asserts"))
+    return shut or cell.source.startswith("ledger.case_file(")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     python tools/sizes.py        prints the table and writes it to _build/sizes.md; the book must be built
 
-words: of the prose, without code, formulas, solutions and what is behind a click; formulas: inline ones in that prose;
+words: of the prose, without code, solutions and what is behind a click; a formula in a line is a word; formulas: those;
 cells: code cells that are shown open, and the lines of the longest; screens: height of the built page at 1366 × 768 px,
 all folds closed; minutes: 200 words a minute and half a minute for each displayed formula and each figure; seconds and
 MB: what the notebook took when it last ran.
@@ -12,30 +12,41 @@ import json
 import re
 import sys
 
-from exercises import ROOT, page_name, read_source, sources
+from browser import launch
+from exercises import ROOT, code_folded, page_name, read_source, sources, tagged
 from notebooks import RUN_TIMES
+from plain import parts
 
 HTML = ROOT / "_build" / "html"
 HEAD = ("page", "words", "formulas", "cells", "longest", "figures", "screens", "minutes", "seconds", "MB")
-SHUT = {"hide-input", "hide-cell", "remove-cell", "remove-input", "solution", "check", "asserts", "wrong"}
-FOLDED = re.compile(r"^(:{3,}|`{3,})\{[^}]*\}[^\n]*\n:class:[^\n]*dropdown.*?^\1\s*$", re.MULTILINE | re.DOTALL)
-DISPLAYED = re.compile(r"^```+\{math\}.*?^```+|\$\$.*?\$\$", re.MULTILINE | re.DOTALL)
+DISPLAYED = re.compile(r"\$\$.*?\$\$", re.DOTALL)
 INLINE = re.compile(r"(?<!\$)\$[^$]+\$(?!\$)")
+
+
+def in_sight(text: str) -> str:
+    """The prose without what is behind a click, of directives what is inside; each displayed formula as $$$$."""
+    lines = []
+    for part in parts(text):
+        if isinstance(part, str):
+            lines.append(part)
+        elif part.kind == "math":
+            lines.append("$$$$")
+        elif not part.folded:
+            lines.append(in_sight("\n".join(part.body)))
+    return DISPLAYED.sub("$$$$", "\n".join(lines))
 
 
 def measured(path) -> dict[str, int]:
     """Counts of one text source: what a reader meets without a click."""
-    cells = [cell for cell in read_source(path).cells if not {"solution", "wrong"} & set(cell.metadata.get("tags", []))]
-    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    prose = FOLDED.sub("", prose)
-    displayed = len(DISPLAYED.findall(prose))
-    prose = DISPLAYED.sub("", prose)
+    cells = [cell for cell in read_source(path).cells if not tagged(cell, "solution") and not tagged(cell, "wrong")]
+    prose = "\n\n".join(in_sight(cell.source) for cell in cells if cell.cell_type == "markdown")
+    displayed = prose.count("$$$$")
+    prose = prose.replace("$$$$", "")
 
     code = [cell for cell in cells if cell.cell_type == "code"]
-    shown = [cell.source for cell in code if not SHUT & set(cell.metadata.get("tags", []))]
-    shown = [source for source in shown if not source.startswith("ledger.case_file(")]
+    shown = [cell.source for cell in code if not code_folded(cell) and not tagged(cell, "check")]
     figures = sum("figure" in cell.metadata.get("mystnb", {}) or "explore(" in cell.source for cell in code)
-    words = len(re.sub(r"^(:{3,}|`{3,}|:\w+:).*$", "", INLINE.sub("x", prose), flags=re.MULTILINE).split())
+    words = len(INLINE.sub("x", prose).split())
     return {
         "words": words,
         "formulas": len(INLINE.findall(prose)),
@@ -50,12 +61,9 @@ def heights(names: list[str]) -> dict[str, float]:
     """Screens of 1366 × 768 px that each built page takes, all folds closed."""
     from playwright.sync_api import sync_playwright
 
-    sys.path.insert(0, str(ROOT / "tests" / "book"))
-    from test_browser import QUIET, find_browser
-
     found = {}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), chromium_sandbox=False, args=QUIET)
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": 1366, "height": 768})
         for name in names:
             page.goto((HTML / "book" / f"{name}.html").as_uri(), wait_until="load")

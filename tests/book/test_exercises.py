@@ -8,16 +8,19 @@ import sys
 
 import nbformat
 import pytest
-from editions import EDITIONS, FOLDED, edition
+from editions import EDITIONS, edition
 from exercises import (
     BOOK,
     ROOT,
     chapters,
+    code_folded,
     exercises,
     instructor_edition,
+    page_name,
     read_source,
     says,
     setup_cells,
+    sources,
     stub,
     student_edition,
     tagged,
@@ -113,7 +116,7 @@ def test_first_look_handed_out_fails_at_its_stubs_and_nowhere_else():
     assert failed == [(True, "NotImplementedError")] * 2
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", [page_name(path) for path in sources()])
 @pytest.mark.parametrize("which", EDITIONS)
 def test_notebooks_to_work_in_are_plain_markdown(name, which):
     cells = edition(name, which).cells
@@ -121,8 +124,8 @@ def test_notebooks_to_work_in_are_plain_markdown(name, which):
     assert not re.findall(r"\{[a-z:]+\}`|^[>\s]*(?:`{3,}|:{3,})\{.*|\[\^|^\([\w-]+\)=", text, re.MULTILINE)
     assert all(len(formula.splitlines()) == 1 for formula in re.findall(r"\$\$.*?\$\$", text, re.DOTALL))
     for cell in cells:
-        if cell.cell_type == "code" and FOLDED & set(cell.metadata.get("tags", [])):
-            assert cell.metadata["jupyter"]["source_hidden"]
+        if cell.cell_type == "code":
+            assert cell.metadata.get("jupyter", {}).get("source_hidden", False) == code_folded(cell)
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
