@@ -1,7 +1,5 @@
 """Every built page in a real browser, with the network cut. A new page inherits all of this."""
 
-import os
-import shutil
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
@@ -11,6 +9,7 @@ from urllib.parse import unquote, urldefrag
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browser import find_browser, launch
 from exercises import ROOT
 from playwright.sync_api import sync_playwright
 
@@ -19,26 +18,16 @@ from pdebook import errata, explore, ledger
 HTML = ROOT / "_build" / "html"
 FOUND = sorted(path.relative_to(HTML).as_posix() for path in HTML.rglob("*.html") if "_static" not in path.parts)
 PAGES = [page for page in FOUND if page != "index.html"]  # which only leads to the first page
-MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
-QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
 SERIOUS = ("serious", "critical")
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
-
-
-def find_browser():
-    """The browser named by BROWSER_PATH, one that is installed, or None for Playwright's own."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-    found = [shutil.which(name) for name in names] + [MAC_CHROME if Path(MAC_CHROME).exists() else None]
-    return next((path for path in [os.environ.get("BROWSER_PATH"), *found] if path), None)
 
 
 @pytest.fixture(scope="module")
 def browser():
     with sync_playwright() as playwright:
-        path = find_browser()
-        if path is None and not Path(playwright.chromium.executable_path).exists():
+        if find_browser() is None and not Path(playwright.chromium.executable_path).exists():
             pytest.skip("no browser: install Chromium or Chrome, or name one in BROWSER_PATH")
-        launched = playwright.chromium.launch(executable_path=path, chromium_sandbox=False, args=QUIET)
+        launched = launch(playwright)
         yield launched
         launched.close()
 
@@ -405,7 +394,8 @@ def two_figures(tmp_path_factory):
         ax.imshow(np.outer(x, x) * k, vmin=0, vmax=3)
         ax.set(xlabel="token", ylabel="feature")
 
-    figures = [explore(curve, k=[1, 2, 3], sign=["plus", "minus"]).html, explore(heat_map, k=[0, 1, 2, 3]).html] * 2
+    figures = [explore(curve, k=[1, 2, 3], sign=["plus", "minus"], play="k").html]
+    figures = [*figures, explore(heat_map, k=[0, 1, 2, 3]).html] * 2
     path = tmp_path_factory.mktemp("figures") / "figures.html"
     head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>figures</title></head>'
     path.write_text(f"{head}<body><main><h1>Figures</h1>{''.join(figures)}</main></body></html>", encoding="utf-8")
@@ -434,6 +424,22 @@ def test_a_menu_and_a_title_change_the_curves(browser, two_figures):
         assert minus != before
         figure.locator("input").press("End")
         assert "k = 3" in picture(v.page)
+
+
+def test_play_goes_to_the_end_of_its_slider_and_from_there_to_the_start(browser, two_figures):
+    with Visit(browser, two_figures) as v:
+        figure = v.page.locator(FIGURE).first
+        button, slider = figure.locator("button"), figure.locator("input")
+        button.click()
+        assert "Pause" in button.inner_text()
+        v.page.wait_for_function("b => b.textContent.includes('Play')", arg=button.element_handle())
+        assert slider.input_value() == "2"
+        assert "k = 3" in picture(v.page)
+
+        button.click()
+        assert slider.input_value() == "0"
+        slider.press("End")  # a hand on the slider stops it
+        assert ("Play" in button.inner_text(), slider.input_value()) == (True, "2")
 
 
 def test_a_finger_moves_the_slider(browser, two_figures):

@@ -34,9 +34,7 @@
   const stop = () => {
     clearInterval(timer);
     timer = 0;
-    if (!button) return;
-    button.textContent = "▶ Play";
-    button.setAttribute("aria-pressed", "false");
+    if (button) button.textContent = "▶ Play";
   };
   const step = (slider) => {
     if (Number(slider.value) === Number(slider.max)) return stop();
@@ -50,7 +48,6 @@
     show();
     timer = setInterval(() => step(slider), Math.max(60, Math.min(400, 6000 / slider.max)));
     button.textContent = "❚❚ Pause";
-    button.setAttribute("aria-pressed", "true");
   };
   controls.forEach((control) => control.addEventListener("input", () => { stop(); show(); }));
   if (button) button.addEventListener("click", play);

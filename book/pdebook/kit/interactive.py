@@ -78,8 +78,8 @@ class Explorer:
             if wanted not in values:
                 raise ValueError(f"start gives {name}={wanted!r}, which is not one of its values {values}")
             self.start[name] = values.index(wanted)
-        if play is not None and (play not in self.values or not _ordered(self.values[play])):
-            numbers = [name for name, values in self.values.items() if _ordered(values)]
+        numbers = [name for name, values in self.values.items() if _ordered(values)]
+        if play is not None and play not in numbers:
             raise ValueError(f"play names {play!r}; the sliders of numbers are {numbers}")
         self.play = play
         self.labels = {name: labels.get(name, name.replace("_", " ")) for name in self.values}
@@ -160,7 +160,7 @@ class Explorer:
     def html(self) -> str:
         """The figure as plain HTML: picture, labelled sliders, data and a little script."""
         rows = "".join(_row(self.labels[name], values, self.start[name]) for name, values in self.values.items())
-        button = '<button type="button" aria-pressed="false">▶ Play</button>' if self.play else ""
+        button = '<button type="button">▶ Play</button>' if self.play else ""
         data = {
             "play": list(self.values).index(self.play) if self.play else None,
             "values": [[_text(v) for v in values] for values in self.values.values()],
