@@ -79,7 +79,10 @@ def main(names: list[str]) -> int:
 
 
 def note_cost(name: str, **costs: tuple[float, int]) -> None:
-    """Each cost rounded up to its step, and changed only upwards or by half: the noise of a machine makes no diff."""
+    """Store what a page took, note_cost("papers", seconds=(3.2, 10)): 3.2, rounded up to a multiple of 10.
+
+    A stored cost changes only upwards or by half: the noise of a machine makes no diff.
+    """
     noted = json.loads(RUN_TIMES.read_text()) if RUN_TIMES.exists() else {}
     old = noted.get(name, {})
     new = {what: step * math.ceil(value / step) for what, (value, step) in costs.items()}

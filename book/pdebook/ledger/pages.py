@@ -146,8 +146,8 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 def by_source(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
     """How many claims of each paper, P1 and P2, of the review (R) and of the summaries (S) have each verdict."""
-    named = dict.fromkeys(o.claim.id.partition("-")[0] for o in outcomes)
-    return {name: counts([o for o in outcomes if o.claim.id.startswith(f"{name}-")]) for name in sorted(named)}
+    sources = sorted({o.claim.id.partition("-")[0] for o in outcomes})
+    return {source: counts([o for o in outcomes if o.claim.id.startswith(f"{source}-")]) for source in sources}
 
 
 def by_fault(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -205,8 +205,8 @@ def _place(source: str) -> str:
 
 def _box_address(claim: Claim) -> str:
     """The claim's verdict box in the book, if its chapter is here and has one."""
-    page = data_folder().parent / "book" / f"{claim.chapter}.md"
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    chapter = data_folder().parent / "book" / f"{claim.chapter}.md"
+    text = chapter.read_text(encoding="utf-8") if chapter.exists() else ""
     boxed = re.findall(r"^ledger\.(?:box|case_file)\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
     return f"book/{claim.chapter}.html#{claim.box_anchor}" if any(f'"{claim.id}"' in ids for ids in boxed) else ""
 
@@ -277,7 +277,7 @@ def case_file(reasons: Mapping[str, str], store: Store | None = None) -> Page:
 
 
 def box(*claim_ids: str, store: Store | None = None) -> Page:
-    """The same lines without a reason: box("P1-eq6/7")."""
+    """The claims of `case_file` without reasons: box("P1-eq6/7")."""
     return case_file(dict.fromkeys(claim_ids, ""), store)
 
 

@@ -107,7 +107,7 @@ def fastest_mode(beta: float) -> int:
 
 def noise_threshold(beta: float) -> float:
     """D_c = I_1(β)/(β I_0(β)): with more noise than this every mode of the even crowd decays."""
-    return float(ive(1, beta) / (beta * ive(0, beta)))
+    return float(mode_rate(1, beta))
 
 
 def ring_rates(clusters: int, beta: float) -> np.ndarray:

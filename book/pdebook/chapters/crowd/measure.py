@@ -119,14 +119,6 @@ def layer_errors(seed: int, d: int, tokens: int) -> list[float]:
     return [(u - end).norm(dim=-1).max().item() for u in runs]
 
 
-def layers_bound() -> list[float]:
-    """The theorem's bound for each depth: constants from R = 1, ‖A‖ = ‖V‖ = 1, T = 1, and no N in them."""
-    one = torch.ones((), dtype=torch.float64)
-    R = laws.reach(one, one, one)
-    K = laws.rate_of(one, one, R)
-    return [laws.layers_bound(K, R, 0.0, one, n).item() for n in DEPTHS]
-
-
 @experiment("crowd_rates", Scale.SMOKE, Scale.BOOK)
 def run(scale: Scale, seed: int, work: Workplace) -> Result:
     """Slopes of what N independent tokens and L layers miss of the crowd, in 1, 3 and 5 dimensions."""
