@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pdebook.evidence.adversary import Start, over_decades
+from pdebook.evidence.adversary import Start, over_and_over, over_decades
 from pdebook.evidence.systems import MATRICES
 from pdelab.formulas import centred, norm2, per_example, size
 
@@ -116,7 +116,7 @@ def aligned(seed: int, **drawn: Tensor) -> Start:
     drawn["b"], drawn["ln_root"] = 0.1 * drawn["b"], drawn["ln_root"] - 2
     drawn = WIDE(seed, **drawn)
     u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64)
-    along = u.new_tensor([1.0, -1.0]).repeat(u.shape[-1])[: u.shape[-1]]
+    along = over_and_over([1.0, -1.0], u.shape[-1])
     for quarter, (V, network, b) in enumerate(((1.0, 0.1, 0.01), (0.1, 1.0, 0.01), (0.1, 0.1, 10.0))):
         sizes = per_example(size(u[quarter::4]))
         u[quarter::4] = sizes * (along + 0.01 * u[quarter::4] / sizes)
