@@ -158,4 +158,6 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
             cell.source = stub(cell.source) if cell.cell_type == "code" else "*Your answer:*"
         if cell.cell_type == "code" and (tagged(cell, "solution") or tagged(cell, "check")):
             cell.outputs, cell.execution_count = [], None
+        if tagged(cell, "check"):
+            cell.metadata.tags.append("raises-exception")  # or Run All would stop at the first stub
     return edition
