@@ -4,11 +4,12 @@
 
 words: of the prose, without code, solutions and what is behind a click; a formula in a line is a word; formulas: those;
 cells: code cells that are shown open, and the lines of the longest; screens: height of the built page at 1366 × 768 px,
-all folds closed; minutes: 200 words a minute and half a minute for each displayed formula and each figure; seconds and
-MB: what the notebook took when it last ran.
+all folds closed; minutes: 120 words a minute, the pace of mathematics, and one for each displayed formula and figure,
+to the next five, exercises read and not done; seconds and MB: what the notebook took when it last ran.
 """
 
 import json
+import math
 import re
 import sys
 
@@ -53,7 +54,7 @@ def measured(path) -> dict[str, int]:
         "cells": len(shown),
         "longest": max((len(source.splitlines()) for source in shown), default=0),
         "figures": figures,
-        "minutes": round(words / 200 + (displayed + figures) / 2),
+        "minutes": 5 * math.ceil((words / 120 + displayed + figures) / 5),
     }
 
 
@@ -90,7 +91,7 @@ def main() -> int:
     lines.append(total + [""] * (len(HEAD) - len(total)))
     text = "\n".join("| " + " | ".join(line) + " |" for line in [HEAD, ["---"] * len(HEAD), *lines])
     (ROOT / "_build" / "sizes.md").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    print(f"{text}\nWritten to _build/sizes.md.")
     return 0
 
 

@@ -267,7 +267,8 @@ def _row(label: str, values: list, at: int) -> str:
 def _text(value) -> str:
     if isinstance(value, str | bool):
         return str(value)
-    return (f"{value:.3g}" if isinstance(value, float) else str(value)).replace("-", "−")
+    short = f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:g}"
+    return short.replace("-", "−")
 
 
 def _svg(figure: Figure) -> ET.Element:
