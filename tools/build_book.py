@@ -36,9 +36,7 @@ def main() -> int:
         shutil.rmtree(kept)
         run = build(output)
     if run.returncode:
-        shutil.rmtree(
-            kept, ignore_errors=True
-        )  # or the next build would read only what changed, and find nothing wrong
+        shutil.rmtree(kept, ignore_errors=True)  # or the next build would read what changed alone, and find no fault
         print(run.stdout, file=sys.stderr)
         print("The book was not built: mend what is said above, then run make book again.", file=sys.stderr)
         return 1
