@@ -273,9 +273,10 @@ def test_every_claim_is_listed_with_its_verdict():
     rows = table_of()
     assert len(rows) == len(CLAIMS)
     assert {"claim", "printed", "ours", "control", "verdict", "rule", "chapter", "box", "from"} <= set(rows[0])
-    total, *kinds = re.findall(r"^(?:  \w+: )?\d+ .*$", pdelab("claims"), re.MULTILINE)
-    assert len(kinds) == len({row["kind"] for row in rows})
-    for counts in ([total], kinds):  # all of them, and by kind
+    total, *parts = re.findall(r"^(?:  \w+: )?\d+ .*$", pdelab("claims"), re.MULTILINE)
+    n = len({row["kind"] for row in rows})
+    assert len(parts[n:]) == len({row["claim"].partition("-")[0] for row in rows})
+    for counts in ([total], parts[:n], parts[n:]):  # all of them, by kind, and by paper
         assert sum(int(n) for n in re.findall(r"(?:^|[:;] )(\d+) ", "; ".join(counts))) == len(CLAIMS)
     one = pdelab("claims", "P1-eq6/7")
     assert "verdict" in one
@@ -301,11 +302,11 @@ def test_claims_are_chosen_by_verdict_and_chapter():
 def test_a_claim_shows_ours_and_the_control_with_intervals(places):
     store = Store(places / "results")
     figures, controls = attack_run(printed_a=(3, {}), corrected_b=(0, {"K": 5}))
-    store.save(Result("attack_scheme", {}, "book", 0, "finished", figures, controls))
-    (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm2"]
+    store.save(Result("attack_existence", {}, "book", 0, "finished", figures, controls))
+    (row,) = [r for r in table_of("--store", str(places / "results")) if r["claim"] == "P1-thm1"]
     assert row["ours"] == "broken: 1 of 1 printed statement (100 starts); 0 of 1 corrected statement (100 starts)"
     assert row["control"] == "1 of 1 false neighbours broken in every seed"
-    assert row["from"] == "book/pdebook/chapters/scheme/attack.py::run"
+    assert row["from"] == "book/pdebook/chapters/continuum_limit/attack.py::run_existence"
 
 
 def test_data_are_listed_and_what_is_missing_has_its_own_exit_code(monkeypatch):
