@@ -172,7 +172,7 @@ def climbs(model: Model) -> tuple[list[float], list[float]]:
 HEADS = {"digits": "rows", "topics": "text"}  # data of the figure: the task
 
 
-@experiment("crowd_heads", Scale.BOOK)
+@experiment("crowd_heads", Scale.SMOKE, Scale.BOOK)
 def heads(scale: Scale, seed: int, work: Workplace) -> Result:
     """Whether trained heads move tokens up the logarithm of the smoothed crowd: the cosine of A and V, per layer.
 
