@@ -127,6 +127,7 @@ def test_a_formula_in_a_reply_is_typeset_and_is_no_link(browser, monkeypatch):
             }""",
             ledger.box(claim.id)._repr_html_(),
         )
+        v.unfold()
         formulas = v.page.locator("#new mjx-container")
         assert formulas.count() == 2 * (1 + len(HOSTILE))
         assert formulas.first.locator("mjx-mfrac").count() == 1
