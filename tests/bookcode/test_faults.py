@@ -98,9 +98,9 @@ def kill(process):
 
 
 def kill_worker(process):
-    """The child that computes: the other is multiprocessing's own, which uses next to no time."""
-    busy = max(psutil.Process(process.pid).children(), key=lambda child: child.cpu_times().user)
-    busy.kill()
+    """A child that computes: not multiprocessing's own, which looks after what the others share."""
+    children = psutil.Process(process.pid).children()
+    next(child for child in children if "resource_tracker" not in " ".join(child.cmdline())).kill()
 
 
 def deaf_to_ctrl_c():
