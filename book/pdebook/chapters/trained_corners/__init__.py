@@ -1,1 +1,1 @@
-"""The experiments with and without residual connections and LayerNorm, which the chapter `residual` shows."""
+"""The code of the chapter `trained_corners`."""
