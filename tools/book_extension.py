@@ -14,16 +14,20 @@ from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
 from exercises import code_folded, tagged
+from reference import entries, footer
 from sphinx.errors import ConfigError
 
+from pdebook.ledger import read_claims
 from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
+REFERENCE = "book/api"  # made of docstrings and of what the other pages use, so made anew each time
 FOLDED = {  # cells behind a click, by their tag, and the words of the click
     "solution": "Show the solution",
     "check": "Show the check of your answer",
     "asserts": "What the tests assert",
 }
+PRINTED = re.compile(r"(eq|table|[Ff]igure|Theorem|Algorithm)s? (\d[\d.]*)(?: (to|and) (\d+))?")
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
@@ -42,10 +46,18 @@ def configure(app, config) -> None:
 
 
 def prepare_notebook(app, docname: str, source: list[str]) -> None:
-    """Solutions behind a click or left out; links between notebooks become links between pages."""
-    if Path(app.env.doc2path(docname)).suffix != ".ipynb":
+    """Solutions behind a click or left out, links between pages in place of notebooks, the text of the reference."""
+    path = Path(app.env.doc2path(docname))
+    if docname == REFERENCE:
+        source[0] = entries(source[0])
+    if path.suffix != ".ipynb":
         return
     notebook = nbformat.reads(source[0], 4)
+    for cell in [cell for cell in notebook.cells if "case_file(" in cell.source]:
+        if entries_of := index_cell(cell.source):
+            notebook.cells.insert(notebook.cells.index(cell), entries_of)
+    if text := footer(path):
+        notebook.cells.append(nbformat.v4.new_markdown_cell(text))
     if app.config.book_solutions == LEFT_OUT:
         notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
@@ -63,6 +75,23 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
                     linked, app.config.html_theme_options, lines(Path(app.srcdir))
                 )
     source[0] = json.dumps(notebook)
+
+
+@cache
+def printed(claim: str) -> tuple[str, ...]:
+    """What a reader may search for: P2 eq 9 for the claim whose place is "P2 §3.2, eq 9"; none for another word."""
+    where = next((one.where for one in read_claims() if one.id == claim), "")
+    found = []
+    for what, first, between, last in PRINTED.findall(where):
+        numbers = range(int(first), int(last) + 1) if between == "to" else filter(None, (first, last))
+        found += [f"{where[:2]} {what.lower()} {number}" for number in numbers]
+    return tuple(found)
+
+
+def index_cell(source: str):
+    """Index entries for the claims of a case file, so that the search finds what they print."""
+    names = dict.fromkeys(entry for claim in re.findall(r'"([\w./-]+)"', source) for entry in printed(claim))
+    return nbformat.v4.new_markdown_cell(f"```{{index}} {', '.join(names)}\n```") if names else None
 
 
 def fold_proofs(app, doctree) -> None:
@@ -161,6 +190,7 @@ def setup(app) -> dict:
     app.add_config_value("book_code", hashlib.sha256(own_code.encode()).hexdigest(), "env")
     app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
     app.connect("config-inited", configure, priority=100)
+    app.connect("env-get-outdated", lambda *_: [REFERENCE])
     app.connect("source-read", prepare_notebook)
     app.connect("doctree-read", fold_proofs)
     app.connect("html-page-context", mend_page, priority=900)
