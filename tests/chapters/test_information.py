@@ -8,9 +8,10 @@ import torch
 
 from pdebook.chapters.estimators import laws as estimates
 from pdebook.chapters.estimators import measure as estimators
-from pdebook.chapters.information import attack, laws
+from pdebook.chapters.information import attack, laws, measure
 from pdebook.evidence import adversary, countable
 from pdebook.ledger.record import Store
+from pdelab.integrators import RK4
 from pdelab.metrics.information import binary_divergence, gaussian_information, largest_accuracy, rows
 from pdelab.seeds import normal, stream
 from pdelab.solver import solve
@@ -102,6 +103,48 @@ def test_a_layer_below_the_limit_is_undone_by_iteration_at_the_rate_of_its_const
     found = laws.undo_layer(branch, w, q, 25)
     errors = torch.stack([(v - u).norm() for v in found])
     assert (errors[1:] <= q * errors[:-1] + 1e-12).all()
+
+
+# A Transformer run backward
+
+
+def test_newton_undoes_a_layer_that_iteration_cannot():
+    """f = −3u has the slope 3: w = −2u, and the iteration v ← w + 3v runs away."""
+    u = normal(0, "u", size=(5, 3, 2))
+    v, solved = measure.undo(lambda v: -3 * v, -2 * u)
+    assert solved.all()
+    torch.testing.assert_close(v, u)
+
+
+def test_newton_finds_another_state_where_two_go_to_one():
+    """u − 2 tanh u falls around 0: what comes from near 0 comes from two other numbers, too."""
+    u = torch.full((1, 1, 1), 0.7, dtype=torch.float64)
+    w = u - 2 * torch.tanh(u)
+    v, solved = measure.undo(lambda v: -2 * torch.tanh(v), w)
+    assert solved.all()
+    torch.testing.assert_close(v - 2 * torch.tanh(v), w)
+    assert (v - u).abs() > measure.OTHER
+
+
+def test_newton_says_so_where_no_state_is_found():
+    """u² + ½ is never 0."""
+    _, solved = measure.undo(lambda v: v**2 - v + 0.5, torch.zeros(1, 1, 1, dtype=torch.float64))
+    assert not solved.any()
+
+
+def test_an_untrained_transformer_is_run_backward():
+    model, x = countable.build(1), countable.inputs()[::64]
+    start = countable.states(model, x).states[0]
+    found = measure.halves(model.double(), start)
+    assert found["again"] == [1.0] * 8
+    assert found["another"] == [0.0] * 8
+
+
+def test_only_sweeps_are_run_backward():
+    model = countable.build(0)
+    model.integrator = RK4()
+    with pytest.raises(ValueError, match="must sweep through its terms"):
+        measure.halves(model, normal(0, "u", size=(1, 9, 8)))
 
 
 # Counting
