@@ -90,7 +90,7 @@ def printed(claim: str) -> tuple[str, ...]:
 
 def index_cell(source: str):
     """Index entries for the claims of a case file, so that the search finds what they print."""
-    names = dict.fromkeys(entry for claim in re.findall(r'"([\w./-]+)"', source) for entry in printed(claim))
+    names = dict.fromkeys(f"! {entry}" for claim in re.findall(r'"([\w./-]+)"', source) for entry in printed(claim))
     return nbformat.v4.new_markdown_cell(f"```{{index}} {', '.join(names)}\n```") if names else None
 
 
