@@ -249,7 +249,7 @@ def dial_law(seed, *, operators, law="dial", fresh=True) -> Tensor:
     wanted = {
         "dial": laws.dial_law(dt, LAYERS, operators),
         "other_operators": laws.dial_law(dt, LAYERS, 3 - operators),
-        "unit_residual": laws.unit_law(dt, LAYERS, operators),
+        "unit_residual": laws.dial_law(dt, LAYERS, operators, theta=0.0),
     }[law]
     allowed = 1e-12 + SIGMAS * laws.dial_spread(dt, LAYERS, WIDTH, operators)
 

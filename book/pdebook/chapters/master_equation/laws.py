@@ -1,9 +1,9 @@
 """The two −u of P2 eq 5 and 6, the sum and the sweep, and P1's dictionary: closed forms and small models.
 
-Euler on u' = Σ_i (G_i(u) − u), i = 1…k, is u⁺ = (1 − kΔt) u + Δt Σ_i G_i(u): k = 1 for one operator alone, k = 2 for
-attention and FFN together. So Δt is a dial that fades the identity out. At random weights the cosine ρ with the input
-follows a law; here are the law, the stacks that obey it, and the stacks that break one hypothesis each.
-(P2 eq 4-6, Theorem 3.4; P1 eq 1, §2.3)
+Euler on u' = Σ_i (G_i(u) − θu), i = 1…k, is u⁺ = (1 − kθΔt) u + Δt Σ_i G_i(u): k = 1 for one operator alone, k = 2 for
+attention and FFN together. θ = 0 is a plain residual connection, θ = 1 is P2's: a dial that fades the identity out. At
+random weights the cosine ρ with the input follows a law; here are the law, the stacks that obey it, and the stacks that
+break one hypothesis each.  (P2 eq 4-6, Theorem 3.4; P1 eq 1, §2.3)
 """
 
 import copy
@@ -190,13 +190,15 @@ def identity_path(u0: Tensor, pushes: Sequence[Tensor], dt: float, leaks: int = 
 LENGTHS = {1: 5.0, 2: 7 / 4}
 
 
-def dial_law(dt: float | Tensor, layers: int, operators: int = 1, ratio: float = 1.0) -> float | Tensor:
-    """ρ_L → ((1 − kΔt)/√((1 − kΔt)² + kΔt²r²))^L as the width grows, k operators with r = |G(u)|/|u|.
+def dial_law(
+    dt: float | Tensor, layers: int, operators: int = 1, ratio: float = 1.0, *, theta: float = 1.0
+) -> float | Tensor:
+    """ρ_L → (a/√(a² + kΔt²r²))^L, a = 1 − kθΔt, as the width grows, k operators with r = |G(u)|/|u|.
 
-    >>> round(dial_law(0.5, 6), 3), dial_law(0.5, 6, operators=2)
-    (0.125, 0.0)
+    >>> round(dial_law(0.5, 6), 3), dial_law(0.5, 6, operators=2), round(dial_law(0.5, 6, theta=0), 3)
+    (0.125, 0.0, 0.512)
     """
-    kept = 1 - operators * dt
+    kept = 1 - operators * theta * dt
     return (kept / (kept**2 + operators * (ratio * dt) ** 2) ** 0.5) ** layers
 
 
@@ -247,11 +249,6 @@ def dial_draws(dt: float, layers: int, operators: int, width: int, draws: int, s
     return torch.cosine_similarity(u, u0, dim=-1)
 
 
-def unit_law(dt: float | Tensor, layers: int, operators: int = 1) -> float | Tensor:
-    """ρ_L → (1 + kΔt²)^(−L/2) for a unit residual, u⁺ = u + Δt Σ_i G_i(u): the dial without the leaks."""
-    return (1 + operators * dt**2) ** (-layers / 2)
-
-
 def relative_step(rho: float, layers: int) -> float:
     """s = √(ρ^(−2/L) − 1), the step relative to what is kept, for which (1 + s²)^(−L/2) = ρ.
 
@@ -293,13 +290,16 @@ def fresh_layer(width: int, operators: int, seed: int, *names: object) -> Master
     return made
 
 
-def fidelities(steps: Sequence[float], layers: int, width: int, operators: int, seed: int) -> Tensor:
+def fidelities(
+    steps: Sequence[float], layers: int, width: int, operators: int, seed: int, *, theta: float = 1.0
+) -> Tensor:
     """ρ_ℓ of one random token for every Δt, the same weights for all of them: (layer + 1, Δt)."""
     dt = torch.tensor(steps, dtype=torch.float64).reshape(-1, 1, 1)
     u0 = normal(seed, "input", size=(1, 1, width)).expand(len(steps), -1, -1)
     u, cosines = u0, [torch.ones(len(steps), dtype=torch.float64)]
     for number in range(layers):
-        u = u + dt * fresh_layer(width, operators, seed, number)(u)  # Δt = 0 may be among the steps
+        rate = fresh_layer(width, operators, seed, number)(u) + (1 - theta) * operators * u
+        u = u + dt * rate  # Δt = 0 may be among the steps
         cosines.append(torch.cosine_similarity(u, u0, dim=-1).squeeze(-1))
     return torch.stack(cosines)
 
