@@ -214,6 +214,20 @@ def test_a_search_finds_the_law_of_stacks_and_refutes_its_square():
     assert off.max() < 1 < wrong.max()
 
 
+@pytest.mark.parametrize("kind", ["skip", "rotation", "relu"])
+def test_layers_with_a_skip_and_rotations_can_be_undone_and_relu_layers_cannot(kind):
+    start = normal(0, "start", size=(64,)).abs()
+    states, found = measure.there_and_back(kind, start, 6, seed=0, alpha=0.5)
+    error = torch.stack([(back - start).norm() / start.norm() for back in found])
+    assert len(states) == len(found) == 7
+    if kind == "relu":
+        assert (error[2:] > 0.3).all()
+    else:
+        assert error.max() < 1e-9
+    if kind == "rotation":
+        torch.testing.assert_close(states[-1].norm(), start.norm())
+
+
 # Two inputs
 
 

@@ -43,6 +43,15 @@ def angle(u: Tensor, v: Tensor) -> Tensor:
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 
 
+def degrees(rho: float) -> float:
+    """arccos ρ in degrees.
+
+    >>> round(degrees(0.5), 9)
+    60.0
+    """
+    return math.degrees(math.acos(rho))
+
+
 def addition(start: Tensor, direction: Tensor, r: Tensor) -> Tensor:
     """u₀ + J with ‖J‖ = r ‖u₀‖ in a given direction."""
     unit = direction / direction.norm(dim=-1, keepdim=True)

@@ -141,6 +141,38 @@ def worst_input(width: int, seed: int, layers: int = 1, alpha: float = 1.0) -> f
     return torch.cosine_similarity(h, real, dim=0).abs().item()
 
 
+# There and back
+
+
+def there_and_back(
+    kind: str, start: Tensor, layers: int, seed: int, alpha: float = 0.5
+) -> tuple[list[Tensor], list[Tensor]]:
+    """h_0, …, h_L of a start (feature,) through random layers, and for each the input that undoing its layers gives.
+
+    skip: h + αWh, undone by solving. rotation: Qh, undone by Qᵀ. relu: max(√2 Wh, 0), where half of the equations are
+    lost: of all inputs that fit the rest the shortest is taken, and its negative entries become 0.
+    """
+    n, eye = start.shape[-1], torch.eye(start.shape[-1], dtype=start.dtype)
+    W = [normal(seed, "there", k, size=(n, n)) / math.sqrt(n) for k in range(layers)]
+    W = [{"skip": eye + alpha * w, "rotation": w, "relu": math.sqrt(2) * w}[kind] for w in W]
+    if kind == "rotation":
+        W = [torch.linalg.qr(w)[0] for w in W]
+
+    states, found = [start], [start]
+    for layer in range(1, layers + 1):
+        h = W[layer - 1] @ states[-1]
+        states.append(torch.relu(h) if kind == "relu" else h)
+        back = states[-1]
+        for w in reversed(W[:layer]):
+            if kind == "relu":
+                on = back > 0
+                back = torch.linalg.lstsq(w[on], back[on]).solution.clamp(min=0)
+            else:
+                back = w.T @ back if kind == "rotation" else torch.linalg.solve(w, back)
+        found.append(back)
+    return states, found
+
+
 # Backwards
 
 
