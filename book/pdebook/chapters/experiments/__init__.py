@@ -1,0 +1,1 @@
+"""How a similarity number fools you: what strangers, copies and relatives score."""
