@@ -334,8 +334,12 @@ def test_an_entry_leads_to_the_verdict_box_of_its_chapter(browser):
         v.page.wait_for_function(f"{top} > 0 && {top} < 300")  # the page scrolls there smoothly
 
 
-def test_the_picture_of_the_ledger_says_what_it_shows(filtered):
-    assert filtered.locator(".pdelab-picture img").get_attribute("alt") == ledger.summary(ledger.judge_all())
+def test_a_mark_of_the_map_leads_to_its_entry_from_every_page_that_has_the_map(browser):
+    for page in ("book/intro.html", "book/papers.html", LEDGER):
+        with visit(browser, page) as v:
+            v.page.locator(".verdict-map a[href$='#claim-p2-eq9']").click()
+            v.page.wait_for_url("**/ledger.html#claim-p2-eq9")
+            v.page.locator("#claim-p2-eq9").wait_for(state="visible")
 
 
 def test_the_errata_have_an_entry_for_each_slip_and_each_fallen_statement(browser):

@@ -275,6 +275,18 @@ def test_the_summary_counts_every_claim(store):
     assert "first look: 1 holds" in words
 
 
+def test_the_map_has_a_mark_a_claim_that_leads_to_its_entry_and_tells_verdicts_apart_without_colour():
+    outcomes = ledger.judge_all()
+    page = ledger.verdict_map(outcomes)
+    found = re.findall(r'#(claim-[\w-]+)".*?mark-([\w-]+)">(.)<', page.markup)
+    assert {(anchor, verdict) for anchor, verdict, _ in found} == {
+        (o.claim.anchor, ledger.slug(o.verdict)) for o in outcomes
+    }
+    assert len(found) == len(outcomes)
+    assert len(set(pages.MARKS.values())) == len(Verdict)
+    assert repr(page) == ledger.summary(outcomes)
+
+
 def test_a_reply_is_printed_whole_with_its_date(tmp_path, store):
     path = tmp_path / "claims.yml"
     path.write_text(

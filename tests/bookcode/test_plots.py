@@ -1,5 +1,3 @@
-import base64
-import re
 
 import matplotlib as mpl
 import numpy as np
@@ -7,7 +5,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pdebook import ledger, plots
+from pdebook import plots
 from pdebook.ledger.record import interval
 
 
@@ -71,41 +69,3 @@ def test_the_picture_of_the_four_terms_names_each_of_them():
     titles = " ".join(ax.get_title(loc="left") for ax in figure.findobj(Axes))
     for word in ("interaction", "reaction", "diffusion", "stabilisation"):
         assert word in titles
-
-
-GROUPS = {"first_look": [("P1-eq6/7", "fails")], "more": [("P2-eq5", "holds"), ("P2-eq6", "not yet measured")]}
-
-
-def test_the_map_of_verdicts_has_one_labelled_mark_a_claim_and_counts_them():
-    figure = plots.verdict_map(GROUPS)
-    (ax,) = figure.axes
-    marks = [(line.get_marker(), line.get_color()) for line in ax.lines]
-    wanted = [plots.VERDICT_MARKS[verdict] for claims in GROUPS.values() for _, verdict in claims]
-    assert marks == [(look["marker"], look["color"]) for look in wanted]
-    assert [text.get_text() for text in ax.texts] == ["P1\neq6/7", "P2\neq5", "P2\neq6"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["first look", "more"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 holds", "1 fails", "1 not yet measured"]
-
-
-def test_every_verdict_has_a_look_of_its_own_without_its_colour():
-    assert set(plots.VERDICT_MARKS) == {verdict.value for verdict in ledger.Verdict}
-    looks = [(look["marker"], look.get("markerfacecolor")) for look in plots.VERDICT_MARKS.values()]
-    assert len(set(looks)) == len(looks)
-
-
-def test_no_label_of_the_map_covers_another():
-    outcomes = ledger.judge_all()
-    groups = {c: [(o.claim.id, o.verdict.value) for o in some] for c, some in ledger.by_chapter(outcomes).items()}
-    figure = plots.verdict_map(groups)
-    figure.draw_without_rendering()
-    (ax,) = figure.axes
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-
-
-def test_a_picture_carries_the_text_that_was_computed_for_it():
-    page = plots.picture(plots.verdict_map(GROUPS), alt='1 "fails" & more')
-    assert 'alt="1 &quot;fails&quot; &amp; more"' in page.markup
-    data = re.search(r"base64,([^\"]+)", page.markup)[1]
-    assert base64.b64decode(data).startswith(b"\x89PNG")
-    assert repr(page) == '1 "fails" & more'

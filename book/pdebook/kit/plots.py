@@ -1,20 +1,13 @@
 """One figure style for the whole book. Figures stand on a white card, so they read the same in a light page, in a dark
 page and on paper. This module draws and computes nothing."""
 
-import base64
-import html
-import io
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from cycler import cycler
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from pdebook.kit.drawn import describe_figures
-from pdebook.kit.page import Page
 
 # Told apart with any colour vision (the first three are Okabe and Ito's), and always in these roles. In grey they are
 # close: marks and line styles tell curves apart there.
@@ -170,53 +163,3 @@ def _arrow(ax, start, end, colour: str, bend: float, gap: float = 7, end_gap: fl
     shrink = {"shrinkA": gap, "shrinkB": gap if end_gap is None else end_gap}
     style = {"arrowstyle": "-|>", "color": colour, "lw": 1.1} | shrink
     ax.annotate("", end, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})
-
-
-# A verdict has its own shape as well as its own colour: in grey, and for any colour vision, the shape tells.
-VERDICT_MARKS = {
-    "holds": {"marker": "o", "color": "#009E73"},
-    "holds with conditions": {"marker": "D", "color": "#0072B2"},
-    "trivial": {"marker": "^", "color": "#B0578D"},
-    "fails": {"marker": "X", "color": "#D55E00"},
-    "undecided": {"marker": "s", "color": "#E69F00"},
-    "not testable as stated": {"marker": "P", "color": "#555555"},
-    "not yet measured": {"marker": "o", "color": "#999999", "markerfacecolor": "white"},
-}
-
-
-def verdict_map(groups: Mapping[str, Sequence[tuple[str, str]]]) -> Figure:
-    """All claims at a glance: one row a group (a chapter), one labelled mark a claim; groups of (id, verdict)."""
-    widest = max((len(claims) for claims in groups.values()), default=1)
-    figure = Figure(figsize=(1.3 + 0.62 * widest, 1.1 + 0.58 * len(groups)), layout="constrained")
-    ax = figure.add_subplot()
-    ax.set(xlim=(-0.6, widest - 0.4), ylim=(len(groups) - 0.3, -0.6), xticks=[])
-    ax.set_yticks(range(len(groups)), [_wrapped(name) for name in groups], fontsize=10)
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.hlines([row + 0.5 for row in range(len(groups) - 1)], -0.6, widest - 0.4, color="#dddddd", linewidth=0.6)
-    for side in ax.spines.values():
-        side.set_visible(False)
-    for row, claims in enumerate(groups.values()):
-        for column, (claim, verdict) in enumerate(claims):
-            ax.plot(column, row - 0.27, ls="", ms=9, **VERDICT_MARKS[verdict])
-            source, _, item = claim.partition("-")
-            words = f"{source}\n{item}" if len(item) < 9 else f"{source}\n{item}".replace("-", "\n")
-            ax.text(column, row - 0.08, words, ha="center", va="top", fontsize=7.5, linespacing=1.0)
-    found = [verdict for claims in groups.values() for _, verdict in claims]
-    shown = {name: look for name, look in VERDICT_MARKS.items() if name in found}
-    marks = [Line2D([], [], ls="", ms=8, label=f"{found.count(name)} {name}", **look) for name, look in shown.items()]
-    figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=10, handletextpad=0.2)
-    return figure
-
-
-def _wrapped(name: str) -> str:
-    return textwrap.fill(name.replace("_", " "), 12, break_long_words=False)
-
-
-def picture(figure: Figure, alt: str) -> Page:
-    """A figure with alternative text that was computed; a cell's header can only hold text that was typed."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=STYLE["figure.dpi"], facecolor="white", metadata={"Software": None})
-    data = base64.b64encode(stream.getvalue()).decode()
-    image = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" style="max-width:100%;height:auto">'
-    return Page(f'<div class="pdelab-picture">{image}</div>', alt)

@@ -20,6 +20,7 @@ from pdebook.ledger.pages import (
     summary,
     table,
     those,
+    verdict_map,
 )
 from pdebook.ledger.rules import FINDINGS, MEANINGS, RULES, Comparison, Ruling, Verdict
 
@@ -53,4 +54,5 @@ __all__ = [
     "summary",
     "table",
     "those",
+    "verdict_map",
 ]

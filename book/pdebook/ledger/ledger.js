@@ -1,4 +1,4 @@
-// Filter of the ledger, by verdict and by chapter. Without it, and on paper, the whole list is there.
+// Filter of the ledger, by verdict, chapter, kind and source. Without it, and on paper, the whole list is there.
 (() => {
   const ledger = document.currentScript.parentNode;
   const form = ledger.querySelector("form");
@@ -16,7 +16,7 @@
     status.textContent = `${shown} of ${entries.length} claims shown`;
     nothing.hidden = shown > 0;
     for (const menu of menus) {
-      // an option counts what it would show beside the other menu's choice
+      // an option counts what it would show beside the choices of the other menus
       const others = menus.filter((other) => other !== menu);
       const within = entries.filter((entry) => others.every((other) => fits(entry, other)));
       for (const option of menu.options) {

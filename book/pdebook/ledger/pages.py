@@ -325,12 +325,24 @@ def side_by_side(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+MARKS = dict(zip((verdict.value for verdict in Verdict), "●◆▲✕■✚○", strict=True))  # told apart without colour
+
+
+def verdict_map(outcomes: Sequence[Outcome] | None = None) -> Page:
+    """All claims at a glance: a line per chapter, a mark per claim that leads to its entry in the ledger."""
+    outcomes = judge_all() if outcomes is None else outcomes
+    values = {"counts": counts(outcomes), "groups": by_chapter(outcomes), "marks": MARKS}
+    return Page(render("map.html", **values), summary(outcomes))
+
+
 def table(outcomes: Sequence[Outcome] | None = None) -> Page:
     """The whole ledger as a page: one entry per claim, the evidence behind a click, and a filter above the entries."""
     outcomes = judge_all() if outcomes is None else outcomes
     menus = {
         "Verdict": {"": "all"} | {slug(verdict): verdict for verdict, n in counts(outcomes).items() if n},
         "Chapter": {"": "all"} | {name: name.replace("_", " ") for name in by_chapter(outcomes)},
+        "Kind": {"": "all"} | {kind: kind for kind in KINDS},
+        "Source": {"": "all"} | {source: source for source in by_source(outcomes)},
     }
     script = files("pdebook.ledger").joinpath("ledger.js").read_text(encoding="utf-8")
     text = "\n".join(f"{o.claim.id}: {o.verdict.value}" for o in outcomes)
