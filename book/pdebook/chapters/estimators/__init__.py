@@ -1,1 +1,1 @@
-"""The code of two experiments on estimators of information, which the chapter `information` shows."""
+"""What estimators see: one network, three curves."""

@@ -54,6 +54,21 @@ def linear_gaussian(seed: int, scales: Sequence[float], noise: float = 1.0, inpu
     return torch.tensor(seen, dtype=torch.float64), torch.tensor(law, dtype=torch.float64)
 
 
+def scales_for(layers: Sequence[Tensor], wanted: Sequence[float], noise: float = 1.0, seed: int = 0) -> list[float]:
+    """The scale of every layer at which I(X; sT + σZ), estimated with the same draws of Z, has the wanted value."""
+    if not all(0 < value < math.log(len(t)) for t, value in zip(layers, wanted, strict=True)):
+        raise ValueError("wanted must lie strictly between 0 and log n, n the number of inputs")
+    found = []
+    for t, value in zip(layers, wanted, strict=True):
+        low, high = -12.0, 12.0  # log s
+        for _ in range(20):
+            middle = (low + high) / 2
+            less = channel_information(math.exp(middle) * t, noise=noise, seed=seed).value < value
+            low, high = (middle, high) if less else (low, middle)
+        found.append(math.exp((low + high) / 2))
+    return found
+
+
 def xor(seed: int, number: int = 400, spread: float = 0.3) -> tuple[Tensor, Tensor]:
     """Four clouds about (±1, ±1), (number, 2), and Y = 1 where the signs differ: no line tells them apart."""
     signs = 2 * torch.randint(2, (number, 2), generator=stream(seed, "signs")).double() - 1

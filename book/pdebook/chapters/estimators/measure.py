@@ -274,3 +274,12 @@ def curve(
     """
     key = Key(model, figure) if state is None else Key(model, "training", figure, state)
     return summarise(results, key, control=control)
+
+
+def ends(
+    results: Sequence[Result], model: str, noise: str, state: int | None = None, *, untrained: bool = False
+) -> list[list[float]]:
+    """The lower and the upper bound of I(X; T + σZ), means over seeds; noise: "noise0.3" or "ratio1.0"."""
+    start = "untrained_" if untrained else ""
+    names = [f"{start}x_{noise}_{end}" for end in ("lower", "upper")]
+    return [[row.mean for row in curve(results, model, name, state, control=untrained)] for name in names]
