@@ -84,6 +84,16 @@ def test_the_dial_law_has_its_known_values():
     assert laws.dial_law(0.25, 3, ratio=2.0) == pytest.approx((0.75 / math.hypot(0.75, 0.5)) ** 3)
 
 
+def test_the_dial_runs_from_a_plain_residual_to_the_leak():
+    """θ = 0 is (1 + kΔt²)^(−L/2); in between real stacks follow the law of what they keep, 1 − kθΔt."""
+    assert laws.dial_law(0.3, 4, 2, theta=0.0) == pytest.approx((1 + 2 * 0.3**2) ** -2)
+    assert laws.dial_law(0.3, 4, 2, theta=1.0) == laws.dial_law(0.3, 4, 2)
+    steps, width = (0.1, 0.4, 0.8), 512
+    for theta in (0.0, 0.5):
+        found = laws.fidelities(steps, 4, width, 2, 5, theta=theta)[-1].tolist()
+        assert found == pytest.approx([laws.dial_law(dt, 4, 2, theta=theta) for dt in steps], abs=4 / math.sqrt(width))
+
+
 def test_a_relative_step_gives_its_fidelity_back():
     for rho, layers in ((0.85, 5), (0.3, 1), (0.99, 12)):
         s = laws.relative_step(rho, layers)
