@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import time
+from base64 import b64decode
 
 import fonts
 import nbformat
@@ -25,6 +26,7 @@ COST = """import resource, sys
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 unit = 1e6 if sys.platform == "darwin" else 1e3
 print(sum(one.ru_utime + one.ru_stime for one in used), max(one.ru_maxrss for one in used) / unit)"""
+PICTURE = "fig-me-terms", BOOK / "_static" / "four_terms.png"  # the README's, from the chapter that draws it
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -72,10 +74,18 @@ def main(names: list[str]) -> int:
             return 130
         seconds = min(time.perf_counter() - started, busy)  # beside other work the clock shows more than the page takes
         write_atomically(BOOK / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
+        keep_picture(notebook)
         note_cost(name, seconds=(seconds, 10), MB=(memory, 100))
         print(f"{seconds:.1f} s, {memory:.0f} MB")
     print("Stored. Next: look at the diff, then make test.")
     return 0
+
+
+def keep_picture(notebook) -> None:
+    figure, file = PICTURE
+    for cell in notebook.cells:
+        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == figure:
+            file.write_bytes(b64decode(cell.outputs[0].data["image/png"]))
 
 
 def note_cost(name: str, **costs: tuple[float, int]) -> None:
