@@ -77,6 +77,22 @@ def test_running_back_passes_the_states_of_the_way_there():
     torch.testing.assert_close(back.at(0.25), there.at(0.75), rtol=1e-6, atol=1e-6)
 
 
+def test_a_star_goes_to_a_dot_and_comes_back_unless_the_dot_is_rounded():
+    star = laws.star(10)
+    states = laws.there_and_back(laws.squeezing(), star, 1.5, 6)
+    assert len(states) == 13
+    assert (states[6] - states[6].mean(dim=1)).abs().max() < 0.02
+    assert (states[-1] - star).abs().max() < 1e-6
+    rounded = laws.there_and_back(laws.squeezing(), star, 1.5, 6, digits=2)
+    assert (rounded[-1] - star).abs().max() > 0.5
+
+
+def test_the_slopes_of_a_linear_flow_are_exponentials():
+    u0 = normal(0, "u0", size=(1, 2, 2))
+    found = laws.flow_slopes(lambda u, t: -2 * u, u0, 1.0, 50)
+    torch.testing.assert_close(found, math.exp(-2) * torch.eye(4, dtype=torch.float64), rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", laws.LOSSY)
 def test_what_cannot_be_undone_makes_two_states_one(name):
     _, _, before, after = laws.collision(name, 5)

@@ -76,6 +76,40 @@ def recovery(equation: MasterEquation, u0: Field, T: float, steps: int) -> float
     return ((returned - u0).abs().max() / u0.abs().max()).item()
 
 
+def star(tokens: int = 30) -> Field:
+    """Tokens with two features along the outline of a star with five points, (1, tokens, 2); 10 should divide them."""
+    corner = torch.arange(11)
+    radius, angle = torch.where(corner % 2 == 0, 1.3, 0.55), math.pi * (0.5 + corner / 5)
+    corners = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1).double()
+    way = 10 * torch.arange(tokens).double() / tokens
+    before = way.long()
+    return torch.lerp(corners[before], corners[before + 1], (way - before).unsqueeze(1)).unsqueeze(0)
+
+
+PER_UNIT = 160  # steps of RK4 per unit of depth, for the star
+
+
+def squeezing() -> MasterEquation:
+    """An equation for tokens with two features that squeezes the star to a dot and keeps it in the picture."""
+    return master(3, width=2, diffusion=1e-5, gain=2.0)
+
+
+def there_and_back(equation: MasterEquation, u0: Field, T: float, stops: int, digits: int = 15) -> list[Field]:
+    """States at 2·stops + 1 times: from u(0) to u(T), which is then rounded to so many decimals, and back."""
+    each = math.ceil(PER_UNIT * T / stops)
+    forward = ahead(equation, u0, T, each * stops).states[::each]
+    backward = back(equation, forward[-1].round(decimals=digits), T, each * stops).states[::each]
+    return [*forward[:-1], *backward]
+
+
+def flow_slopes(equation: MasterEquation, u0: Field, T: float, steps: int, push: float = 1e-5) -> Tensor:
+    """The derivative of u(0) ↦ u(T) at one state u0 (1, token, feature), by central differences, (size, size)."""
+    size = u0.numel()
+    pushes = push * torch.eye(size, dtype=u0.dtype).view(size, *u0.shape[1:])
+    ends = ahead(equation, torch.cat([u0 + pushes, u0 - pushes]), T, steps).final.flatten(1)
+    return (ends[:size] - ends[size:]).T / (2 * push)
+
+
 def undo_layer(rate: Callable[[Field], Field], w: Field, dt: float, iterations: int) -> list[Field]:
     """v ← w − Δt F(v) from v = w: the iterates, which tend to the u with u + Δt F(u) = w if Δt·Lip F < 1."""
     iterates = [w]
