@@ -136,7 +136,11 @@ def _run(words: list[str]) -> str:
     first, last = formulas[0], formulas[-1]
     if first and words[first].strip()[0] in BINARY:
         first -= 1
-    while last + 1 < len(words) and (words[last][-1] in BINARY or open_in("".join(words[first : last + 1]))):
+    while last + 1 < len(words) and (
+        words[last][-1] in BINARY
+        or open_in("".join(words[first : last + 1]))
+        or re.fullmatch(r" d[xst]\W*", words[last + 1])
+    ):
         last += 1
     formula = "".join(words[first : last + 1])
     space = formula[: len(formula) - len(formula.lstrip())]
