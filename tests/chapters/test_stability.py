@@ -17,7 +17,7 @@ from pdebook.evidence.stacks import slope
 from pdebook.evidence.systems import one_step, printed_condition, push
 from pdelab import RK4, Diffusion, Diverged, Euler, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import laplacian, token_mean
-from pdelab.formulas import averaging_growth, centred, centres
+from pdelab.formulas import averaging_growth, centred, centres, diameter
 from pdelab.metrics.jacobian import lipschitz
 from pdelab.metrics.stability import growth_towards_mean, spread
 from pdelab.seeds import normal, stream
@@ -157,6 +157,27 @@ def test_attention_minus_attention_at_the_mean_is_linear_in_the_fluctuation():
         V = attention.out.weight[:, head * size : (head + 1) * size] @ values[head * size : (head + 1) * size]
         exact = exact + attention.weights(u)[:, head] @ (u - mean) @ V.T
     torch.testing.assert_close(attention(u) - attention(mean) + (u - mean), exact, rtol=1e-10, atol=1e-10)
+
+
+# The basin in the diameter
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_the_triangle_meets_the_edge_of_the_basin_however_often_it_is_copied(copies):
+    """Sharp attention with V = 1: Λ = 1 and χ = 1/3, so the edge from δ₀ = 2 is γ = √(4/3 + ε)."""
+    shape, edge = maps.triangle(copies), math.sqrt(4 / 3 + 0.04)
+    assert diameter(shape).item() == pytest.approx(1, rel=1e-12)
+    found = maps.least_pull(maps.looking(16.0), shape, 2.0, [0.98 * edge, 1.02 * edge], eps=0.04)
+    assert found == 1.02 * edge
+    assert maps.least_pull(maps.looking(16.0), shape, 2.0, [0.5 * edge], eps=0.04) == math.inf
+
+
+def test_inside_the_basin_the_diameter_of_a_cloud_stays_below_its_bound():
+    shape, starts_at, gamma = maps.cloud(9, seed=3), 1.5, 1.2
+    course = maps.diameters(maps.looking(16.0), shape, [gamma], [starts_at], eps=0.04, T=3.0, steps=120)[:, 0]
+    rate = gamma / math.sqrt(starts_at**2 / 3 + 0.04) - 1
+    assert rate > 0
+    assert (course <= starts_at * np.exp(-rate * np.linspace(0, 3, 121)) * (1 + 1e-9)).all()
 
 
 # Phase diagrams

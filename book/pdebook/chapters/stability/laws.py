@@ -15,7 +15,7 @@ from torch import Tensor
 from pdebook.evidence.systems import randomised
 from pdelab.equation import MasterEquation
 from pdelab.field import Field, centred, token_mean
-from pdelab.formulas import norm2, per_example
+from pdelab.formulas import attention, diameter, norm2, per_example
 from pdelab.integrators import RK4, Euler, Integrator
 from pdelab.metrics.stability import PushConstants, push_constants, spread
 from pdelab.seeds import normal
@@ -238,6 +238,62 @@ def follow(
         )
     seen = torch.stack(run.states).numpy()
     return Course(np.array(run.times), seen[:, 0], seen[:, 1])
+
+
+# Attention against the pull, in the diameter.
+
+
+def looking(sharpness: float, value: float = 1.0, width: int = 2) -> Callable[[Field], Field]:
+    """u ↦ Att(u) with A = a·1 and V = v·1: tokens far apart look at themselves, and move outwards at the rate v."""
+    one = torch.eye(width, dtype=torch.float64)
+    return lambda u: attention(u, sharpness * one, value * one)
+
+
+def triangle(copies: int = 1) -> Tensor:
+    """Three tokens at distance 1 from each other in the plane, each `copies` times: (token, feature)."""
+    angle = 2 * math.pi * torch.arange(3, dtype=torch.float64) / 3
+    corners = torch.stack([angle.cos(), angle.sin()], dim=1) / math.sqrt(3)
+    return corners.repeat(copies, 1)
+
+
+def cloud(tokens: int, seed: int, width: int = 2) -> Tensor:
+    """Normal tokens with mean zero, of diameter 1: (token, feature)."""
+    shape = normal(seed, "cloud", tokens, size=(tokens, width))
+    return (shape - shape.mean(dim=0)) / diameter(shape)
+
+
+def diameters(
+    rate: Callable[[Field], Field],
+    shape: Tensor,
+    gammas: Sequence[float],
+    starts: Sequence[float],
+    *,
+    eps: float,
+    T: float,
+    steps: int,
+) -> np.ndarray:
+    """δ over time under u' = F(u) + S(u) from δ₀ times the shape, one run for each pair of γ and δ₀: (time, run)."""
+    gamma, start = (torch.as_tensor(x, dtype=torch.float64) for x in (gammas, starts))
+    with torch.no_grad():
+        run = solve(
+            stabilised(rate, gamma, eps),
+            per_example(start) * shape,
+            steps=steps,
+            dt=T / steps,
+            integrator=RK4(),
+            keep=diameter,
+            throw=True,
+        )
+    return torch.stack(run.states).numpy()
+
+
+def least_pull(
+    rate: Callable[[Field], Field], shape: Tensor, start: float, gammas: Sequence[float], *, eps: float
+) -> float:
+    """The least of these γ (ascending) with which the diameter has fallen at t = 2; infinite if it has with none."""
+    course = diameters(rate, shape, gammas, [start] * len(gammas), eps=eps, T=2.0, steps=60)
+    fallen = np.flatnonzero(course[-1] < start)
+    return float(gammas[fallen[0]]) if len(fallen) else math.inf
 
 
 # Phase diagrams.
