@@ -1,5 +1,6 @@
 """Every built page in a real browser, with the network cut. A new page inherits all of this."""
 
+import json
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser

@@ -1,4 +1,3 @@
-
 import matplotlib as mpl
 import numpy as np
 import pytest
