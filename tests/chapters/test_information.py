@@ -1,4 +1,4 @@
-"""Information along the depth: the flow undone, information counted, estimators beside the truth, and P1 eq 16."""
+"""Information along the depth: the flow undone, information counted, and P1 eq 16."""
 
 import math
 from dataclasses import replace
@@ -6,57 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pdebook.chapters.estimators import laws as estimates
-from pdebook.chapters.estimators import measure as estimators
 from pdebook.chapters.information import attack, laws, measure
 from pdebook.evidence import adversary, countable
-from pdebook.ledger.record import Store
 from pdelab.integrators import RK4
-from pdelab.metrics.information import binary_divergence, gaussian_information, largest_accuracy, rows
+from pdelab.metrics.information import gaussian_information, rows
 from pdelab.seeds import normal, stream
 from pdelab.solver import solve
 from pdelab.terms.stabilization import SpatialStabilization
-
-# Fano
-
-
-def test_the_largest_accuracy_solves_fanos_equation_and_grows_with_information():
-    for majority in (0.05, 0.1, 0.171, 0.5):
-        found = [largest_accuracy(i, majority) for i in (0.0, 0.0016, 0.1, 0.5)]
-        assert found == sorted(found)
-        assert found[0] == pytest.approx(majority)
-        assert binary_divergence(found[1], majority) == pytest.approx(0.0016, rel=1e-6)
-    assert largest_accuracy(-math.log(0.1), 0.1) == 1.0
-
-
-def test_no_guess_on_a_random_table_beats_fanos_bound_and_some_reach_it():
-    """Tables p(t, y): the best guess is argmax_y p(y|t). A symmetric channel reaches the bound."""
-    joint = (3 * normal(0, "tables", size=(300, 4, 5))).flatten(1).softmax(dim=1).view(300, 4, 5)
-    information = attack.information(joint)
-    best = joint.amax(dim=2).sum(dim=1)
-    majority = joint.sum(dim=1).amax(dim=1)
-    allowed = [largest_accuracy(i, p) for i, p in zip(information.tolist(), majority.tolist(), strict=True)]
-    assert (best <= torch.tensor(allowed) + 1e-9).all()
-    symmetric = torch.full((1, 5, 5), 0.05 / 5, dtype=torch.float64)
-    symmetric[0].fill_diagonal_(0.8 / 5)
-    reached = largest_accuracy(attack.information(symmetric).item(), 0.2)
-    assert reached == pytest.approx(0.8, rel=1e-9)
-
-
-@pytest.mark.parametrize(("a", "p"), [(-0.1, 0.5), (0.5, 1.1)])
-def test_probabilities_are_checked(a, p):
-    with pytest.raises(ValueError, match="must be a probability"):
-        binary_divergence(a, p)
-    with pytest.raises(ValueError, match="majority must be a share"):
-        largest_accuracy(0.1, 0.0)
-    with pytest.raises(ValueError, match="information must be in nats"):
-        largest_accuracy(-0.1, 0.5)
-
-
-def test_the_divergence_of_coins_is_infinite_where_one_never_falls_so():
-    assert binary_divergence(0.5, 0.0) == math.inf
-    assert binary_divergence(0.0, 0.0) == 0.0
-
 
 # The flow undone
 
@@ -198,75 +154,6 @@ def test_a_transformer_tells_all_inputs_apart_and_its_mean_does_not_at_the_start
     share = torch.tensor([math.comb(9, k) for k in range(10)]).double() / 512
     assert countable.counted(rows(run.states[0])) == pytest.approx(-(share * share.log()).sum().item())
     assert next(model.parameters()).dtype == torch.float32
-
-
-def test_units_change_a_layer_by_a_power():
-    layers = [torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 1)]
-    assert [t[0].item() for t in countable.rescaled(layers, 0.5)] == [1.0, 0.5, 0.25]
-    with pytest.raises(ValueError, match="unit must be positive"):
-        countable.rescaled(layers, 0.0)
-
-
-# Estimators
-
-
-def test_every_layer_of_the_preserving_stack_is_undone():
-    """h + ½ tanh h is increasing, Q orthogonal: undo the last layer by Newton."""
-    layers = estimates.preserving(1, inputs=64)
-    Q = torch.linalg.qr(normal(1, "Q", 5, size=(8, 8))).Q
-    want = 1.3 * layers[6] @ Q
-    h = want.clone()
-    for _ in range(30):
-        h = h - (h + 0.5 * torch.tanh(h) - want) / (1 + 0.5 / torch.cosh(h) ** 2)
-    torch.testing.assert_close(h, layers[5], rtol=1e-10, atol=1e-10)
-
-
-def test_noise_compresses_or_not_as_the_units_are_and_a_fixed_ratio_does_not_see_them():
-    layers = estimates.preserving(2)
-    falling, flat = (estimates.noisy(countable.rescaled(layers, unit), noise=0.1) for unit in (0.4, 1.0))
-    assert estimates.change(falling, 0) < -5
-    assert abs(estimates.change(flat, 0)) < 0.1
-    same = [estimates.noisy(countable.rescaled(layers, unit), ratio=10.0) for unit in (0.4, 1.0)]
-    assert same[0] == pytest.approx(same[1], abs=1e-6)
-
-
-def test_a_range_of_its_own_hides_the_units_and_a_shared_one_shows_nothing_else():
-    layers = estimates.preserving(2)
-    small = countable.rescaled(layers, 0.5)
-    for limits in ("unit", "layer"):
-        assert estimates.binned(small, 4, limits) == pytest.approx(estimates.binned(layers, 4, limits), abs=0.05)
-    assert estimates.change(estimates.binned(small, 4, "shared"), 0) < -5
-
-
-def test_the_closed_form_for_gaussians_is_met_until_log_n():
-    seen, law = estimates.linear_gaussian(0, (0.3, 1.0, 30.0))
-    assert seen[:2].tolist() == pytest.approx(law[:2].tolist(), abs=0.1)
-    assert seen[2] < math.log(2000) < law[2]
-
-
-def test_a_shuffle_keeps_the_labels_and_destroys_the_pairing():
-    y = torch.arange(100)
-    mixed = estimates.shuffled(y, 0)
-    assert sorted(mixed.tolist()) == y.tolist()
-    assert (mixed != y).double().mean() > 0.9
-
-
-def test_the_estimators_run_at_smoke_scale(monkeypatch):
-    monkeypatch.setattr(estimates, "BINS", (2,))
-    monkeypatch.setattr(estimates, "NOISES", (1.0,))
-    result = estimators.run("smoke", 0)
-    assert result.figures["tanh/true X"][1:] == pytest.approx([9 * math.log(2)] * 4)
-    assert set(result.controls) >= {"tanh/usable", "relu/per unit"}
-
-
-def test_tables_hold_the_change_from_layer_one_of_the_recorded_means():
-    record = Store().load("estimators", "book")
-    by_bins, by_noise = estimators.tables(record, "tanh")
-    assert by_bins.shape == (len(estimates.BINS), 2 + len(estimates.UNITS))
-    assert by_noise.shape == (len(estimates.NOISES), len(estimates.UNITS))
-    courses = [r.figures["tanh/X bins 2 layer"] for r in record]
-    mean = sum(course[-1] - course[1] for course in courses) / len(courses)
-    assert by_bins[0, 1].item() == pytest.approx(mean, abs=1e-6)
 
 
 # P1 eq 16
