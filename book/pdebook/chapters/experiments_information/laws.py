@@ -19,6 +19,7 @@ before its recovery is compared as well; `…-held` is no longer a control.
 """
 
 import math
+import re
 from collections.abc import Sequence
 
 import torch
@@ -101,6 +102,37 @@ DEFINITIONS = {
     "early_vote": "1 for each of `contrasts` that has a vote: not within 0.01 of log n in both models at both states",
     "MODEL/training/FIGURE/STATE": "one value for each step of `watched`",
 }  # fmt: skip
+
+
+_RANGE = {"own": "own range", "shared": "common range", "sd": "3 deviations", "unit": "range per feature"}
+_RANGE["layer"] = _RANGE["own"]
+_SPOKEN = (
+    (r"h_hist(\d+)_(\w+)", lambda m: f"{m[1]} bins, {_RANGE[m[2]]}"),
+    (r"h_unit(\d+)", lambda m: f"each feature apart, {m[1]} bins"),
+    (r"h_gauss", lambda m: "Gaussian"),
+    (r"x_bins(\d+)_(\w+)", lambda m: f"rows of {m[1]} bins, {_RANGE[m[2]]}"),
+    (r"x_(noise|ratio)([\d.]+)_(\w+)", lambda m: f"{m[1]} {float(m[2]):g}, {m[3]} bound"),
+    (r"x_paired(\d+)", lambda m: f"pairs of features, {m[1]} bins"),
+    (r"dim_participation_(\w+)", lambda m: f"participation ratio, {_OF[m[1]]}"),
+    (r"dim_entropy_(\w+)", lambda m: f"spectral entropy, {_OF[m[1]]}"),
+    (r"dim_share([\d.]+)_(\w+)", lambda m: f"axes with {100 * float(m[1]):g} % of the variance, {_OF[m[2]]}"),
+    (r"y_usable", lambda m: "linear probe"),
+    (r"y_unit(\d+)", lambda m: f"{m[1]} bins per feature"),
+    (r"y_noise([\d.]+)", lambda m: f"noise {float(m[1]):g}"),
+    (r"y_ratio([\d.]+)", lambda m: f"ratio {m[1]}"),
+    (r"y_level([\d.]+)", lambda m: f"common norm, noise {float(m[1]):g}"),
+    (r"y_bins(\d+)_layer", lambda m: f"rows of {m[1]} bins"),
+)
+_OF = {"tokens": "tokens", "mean": "mean states"}
+
+
+def spoken(name: str) -> str:
+    """A definition in words, for a table or an axis.
+
+    >>> spoken("h_hist30_sd"), spoken("x_ratio0.1_upper"), spoken("y_usable")
+    ('30 bins, 3 deviations', 'ratio 0.1, upper bound', 'linear probe')
+    """
+    return next(words(m) for pattern, words in _SPOKEN if (m := re.fullmatch(pattern, name)))
 
 
 def histogram(entries: Tensor, bins: int, low: float, high: float) -> float:
