@@ -126,7 +126,7 @@ def test_a_formula_in_a_reply_is_typeset_and_is_no_link(browser, monkeypatch):
                 document.querySelector("article").insertAdjacentHTML("afterbegin", `<div id="new">${markup}</div>`);
                 await MathJax.typesetPromise([document.querySelector("#new")]);
             }""",
-            ledger.box(claim.id)._repr_html_(),
+            ledger.case_file({claim.id: ""})._repr_html_(),
         )
         v.unfold()
         formulas = v.page.locator("#new mjx-container")

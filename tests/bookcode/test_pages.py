@@ -103,7 +103,7 @@ def pages_of(words, monkeypatch):
     assert [o.verdict for o in outcomes] == [Verdict.FAILS, Verdict.FAILS, Verdict.UNTESTABLE]
     made = {
         "table": ledger.table(outcomes),
-        "box": ledger.box(claims[0].id, store=store),
+        "case": ledger.case_file({claims[0].id: words}, store),
         "attack": ledger.attack_table(f"{words} attack", store),
         "slips": errata.slips("P1"),
         "equations": errata.statements(outcomes, "P1", Verdict.FAILS),
@@ -112,7 +112,7 @@ def pages_of(words, monkeypatch):
     return {name: page._repr_html_() for name, page in made.items()}
 
 
-@pytest.mark.parametrize("name", ["table", "box", "attack", "slips", "equations", "measurements"])
+@pytest.mark.parametrize("name", ["table", "case", "attack", "slips", "equations", "measurements"])
 def test_hostile_words_give_the_tags_of_harmless_words(monkeypatch, name):
     harmed, tame = (Skeleton(pages_of(words, monkeypatch)[name]) for words in (HARM, "tame"))
     assert harmed.tags == tame.tags

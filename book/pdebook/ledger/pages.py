@@ -276,11 +276,6 @@ def case_file(reasons: Mapping[str, str], store: Store | None = None) -> Page:
     return Page(render("case_file.html", outcomes=outcomes, reasons=reasons), text)
 
 
-def box(*claim_ids: str, store: Store | None = None) -> Page:
-    """The claims of `case_file` without reasons: box("P1-eq6/7")."""
-    return case_file(dict.fromkeys(claim_ids, ""), store)
-
-
 def attack_table(experiment: str, store: Store | None = None) -> Page:
     """Every statement that an experiment attacked: attempts, violations, the worst score, and its false neighbours.
 
@@ -301,28 +296,6 @@ def attack_table(experiment: str, store: Store | None = None) -> Page:
         lines.append((one.name + role, str(one.attempts), str(one.violations), f"{one.worst:.4g}", words))
     caption = f"{experiment}, {len(results)} seeds; above 1 a statement is false"
     return page.table(lines, head, caption)
-
-
-def side_by_side(outcome: Outcome) -> str:
-    """What decides a measured claim in plain text: printed, ours and every control, a line each, a value per layer.
-
-    Means over the seeds; where too few seeds are recorded, the words that say so.
-    """
-
-    def line(name: str, values: Iterable[float]) -> str:
-        shown = (f"{v:6.3f}" if abs(v) >= 0.001 or v == 0 else f"{v:6.0e}" for v in values)
-        return f"  {' '.join(shown)}  {name}"
-
-    id_, found = outcome.claim.id, outcome.ruling.comparisons
-    if not found:
-        return f"{id_}: {outcome.ruling.because}"
-    names = outcome.claim.evidence.get("rows")
-    lines = [f"{id_}, mean of {found[0].ours[0].seeds} seeds" + (f": {names[0]} to {names[-1]}" if names else "")]
-    for one in found:
-        lines += [line("printed", one.printed)] if one.printed else []
-        lines += [line(f"ours: {one.figure}", (s.mean for s in one.ours))]
-        lines += [line(name, (s.mean for s in summaries)) for name, summaries in one.controls.items()]
-    return "\n".join(lines)
 
 
 MARKS = dict(zip((verdict.value for verdict in Verdict), "●◆▲✕■✚○", strict=True))  # told apart without colour
