@@ -26,9 +26,9 @@ def test_strangers_score_the_product_and_spread_as_the_law_says(d):
     turns = 40_000
     u = with_fidelity(0.6, normal(d, "u", size=(d - 1,)).numpy())
     v = with_fidelity(0.8, normal(d, "v", size=(turns, d - 1)).numpy())  # uniform about e
-    seen, spread = v @ u, laws.stranger_spread(0.6, 0.8, d)
+    seen, spread = v @ u, math.sqrt((1 - 0.6**2) * (1 - 0.8**2) / (d - 1))
 
-    assert abs(seen.mean() - 0.48) < 4 * spread / math.sqrt(turns)
+    assert abs(seen.mean() - 0.6 * 0.8) < 4 * spread / math.sqrt(turns)
     assert abs(seen.std() / spread - 1) < 0.03
 
 

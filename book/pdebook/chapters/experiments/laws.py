@@ -7,18 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def stranger_spread(rho_u: ArrayLike, rho_v: ArrayLike, d: int) -> NDArray:
-    """√((1 − ρ_u²)(1 − ρ_v²)/(d − 1)): the standard deviation of a stranger's cosine about ρ_u ρ_v."""
-    return np.sqrt(_left(rho_u, rho_v) / (d - 1))
-
-
 def partial_cosine(cosine: ArrayLike, rho_u: ArrayLike, rho_v: ArrayLike) -> NDArray:
     """(cos − ρ_u ρ_v)/√((1 − ρ_u²)(1 − ρ_v²)): the cosine of what is left of u and v without their parts along e.
 
     >>> partial_cosine(0.75, 0.9, 0.8).round(2).item()
     0.11
     """
-    return (np.asarray(cosine) - np.multiply(rho_u, rho_v)) / np.sqrt(_left(rho_u, rho_v))
+    left = (1 - np.square(rho_u)) * (1 - np.square(rho_v))
+    return (np.asarray(cosine) - np.multiply(rho_u, rho_v)) / np.sqrt(left)
 
 
 def loses_to_copy(rho_u: ArrayLike, rho_v: ArrayLike) -> NDArray:
@@ -28,7 +24,3 @@ def loses_to_copy(rho_u: ArrayLike, rho_v: ArrayLike) -> NDArray:
     [False, True]
     """
     return np.arccos(rho_v) > 2 * np.arccos(rho_u)
-
-
-def _left(rho_u: ArrayLike, rho_v: ArrayLike) -> NDArray:
-    return (1 - np.square(rho_u)) * (1 - np.square(rho_v))
