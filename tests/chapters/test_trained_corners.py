@@ -34,7 +34,12 @@ def test_behind_layernorm_without_a_skip_the_gradient_does_not_see_the_scale():
 
 
 def test_unknown_corners_and_narrow_layers_are_refused_by_name():
-    with pytest.raises(ValueError, match="corner must be"):
-        laws.mean_square("residual_norm", 1.0, 2, 8)
+    for refused in (
+        lambda: laws.mean_square("residual_norm", 1.0, 2, 8),
+        lambda: laws.factor("pre-LN", 1.0),
+        lambda: stack_gradients("post-LN", 1.0, 2, 8, 0),
+    ):
+        with pytest.raises(ValueError, match="corner must be one of"):
+            refused()
     with pytest.raises(ValueError, match="above 3"):
         laws.mean_square("norm", 1.0, 2, 3)

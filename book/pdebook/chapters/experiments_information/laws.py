@@ -106,7 +106,8 @@ DEFINITIONS = {
 
 _RANGE = {"own": "own range", "shared": "common range", "sd": "3 deviations", "unit": "range per feature"}
 _RANGE["layer"] = _RANGE["own"]
-_SPOKEN = (
+_OF = {"tokens": "tokens", "mean": "mean states"}
+_SPOKEN = (  # pattern of a name -> its words
     (r"h_hist(\d+)_(\w+)", lambda m: f"{m[1]} bins, {_RANGE[m[2]]}"),
     (r"h_unit(\d+)", lambda m: f"each feature apart, {m[1]} bins"),
     (r"h_gauss", lambda m: "Gaussian"),
@@ -123,7 +124,6 @@ _SPOKEN = (
     (r"y_level([\d.]+)", lambda m: f"common norm, noise {float(m[1]):g}"),
     (r"y_bins(\d+)_layer", lambda m: f"rows of {m[1]} bins"),
 )
-_OF = {"tokens": "tokens", "mean": "mean states"}
 
 
 def spoken(name: str) -> str:
@@ -132,7 +132,10 @@ def spoken(name: str) -> str:
     >>> spoken("h_hist30_sd"), spoken("x_ratio0.1_upper"), spoken("y_usable")
     ('30 bins, 3 deviations', 'ratio 0.1, upper bound', 'linear probe')
     """
-    return next(words(m) for pattern, words in _SPOKEN if (m := re.fullmatch(pattern, name)))
+    for pattern, words in _SPOKEN:
+        if found := re.fullmatch(pattern, name):
+            return words(found)
+    raise ValueError(f"name must be one of the definitions of an information; not {name!r}")
 
 
 def histogram(entries: Tensor, bins: int, low: float, high: float) -> float:

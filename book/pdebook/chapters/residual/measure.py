@@ -34,6 +34,7 @@ from pdelab.formulas import layer_norm, norm2
 from pdelab.metrics.jacobian import jacobian
 from pdelab.metrics.stability import state_gradients
 from pdelab.models import Model, simulator
+from pdelab.options import choose
 from pdelab.seeds import normal, stream
 from pdelab.solver import Trajectory
 from pdelab.status import Status
@@ -154,9 +155,12 @@ def there_and_back(
     """
     n, eye = start.shape[-1], torch.eye(start.shape[-1], dtype=start.dtype)
     W = [normal(seed, "there", k, size=(n, n)) / math.sqrt(n) for k in range(layers)]
-    W = [{"skip": eye + alpha * w, "rotation": w, "relu": math.sqrt(2) * w}[kind] for w in W]
-    if kind == "rotation":
-        W = [torch.linalg.qr(w)[0] for w in W]
+    made = {
+        "skip": lambda w: eye + alpha * w,
+        "rotation": lambda w: torch.linalg.qr(w).Q,
+        "relu": lambda w: math.sqrt(2) * w,
+    }
+    W = [choose("kind", kind, made)(w) for w in W]
 
     states, found = [start], [start]
     for layer in range(1, layers + 1):

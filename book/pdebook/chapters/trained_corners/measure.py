@@ -19,6 +19,7 @@ from pdebook.evidence.trained import TASKS, Measured, measure
 from pdebook.ledger.record import Result
 from pdelab.datasets import controls
 from pdelab.formulas import layer_norm
+from pdelab.options import choose
 from pdelab.seeds import normal, stream
 
 CORNERS = ("bare", "norm", "residual", "residual_norm")
@@ -31,6 +32,7 @@ def stack_gradients(corner: str, alpha: float, layers: int, width: int, seed: in
     bare: h ← αWh. residual: h ← h + αWh. norm, residual_norm: LayerNorm after that. pre-LN: h ← h + αW LN(h).
     W is fresh in every layer and network, of variance 1/width; loss = ⟨w, h_L⟩ with a random w.
     """
+    choose("corner", corner, (*CORNERS, "pre-LN"))
     generator = stream(seed, "matrices", layers, width)
     states = [layer_norm(normal(seed, "input", width, size=(copies, width))).requires_grad_()]
     for _ in range(layers):
