@@ -36,9 +36,8 @@ def undo(f: Callable[[Field], Field], w: Field, iterations: int = 30) -> tuple[F
 
     for _ in range(iterations):
         matrix = jacobian(f, v).reshape(-1, size, size) + torch.eye(size, dtype=w.dtype)
-        step = torch.linalg.solve_ex(matrix, gap.flatten(1))[0].view_as(
-            w
-        )  # not finite where singular: no step is closer
+        # where the matrix is singular the step is not finite, and no part of it comes closer
+        step = torch.linalg.solve_ex(matrix, gap.flatten(1)).result.view_as(w)
         part = w.new_ones(len(w))
 
         for _ in range(8):
@@ -56,6 +55,7 @@ def undo(f: Callable[[Field], Field], w: Field, iterations: int = 30) -> tuple[F
 
 
 def length(u: Field) -> Tensor:
+    """|u| of every example, (batch)."""
     return u.flatten(1).norm(dim=1)
 
 
