@@ -33,10 +33,8 @@ def public(module, chosen: list[str]) -> dict[str, object]:
 
 def address(thing) -> str:
     """What a user imports: pdelab.solve, pdelab.metrics.similarity.cosine."""
-    short = pdelab._EXPORTS.get(thing.__name__)
-    return (
-        f"pdelab.{thing.__name__}" if f"pdelab.{short}" == thing.__module__ else f"{thing.__module__}.{thing.__name__}"
-    )
+    exported = f"pdelab.{pdelab._EXPORTS.get(thing.__name__)}" == thing.__module__
+    return f"{'pdelab' if exported else thing.__module__}.{thing.__name__}"
 
 
 @cache
@@ -64,19 +62,22 @@ def _module(name: str, chosen: list[str]) -> Iterator[str]:
 def _entry(kind: str, name: str, thing) -> str:
     parts = [prose(inspect.getdoc(thing), _parameters(thing))]
     if kind == "class":
-        own = {key: value for key, value in vars(thing).items() if not key.startswith("_")}
-        methods = {
-            key: getattr(value, "__func__", value) for key, value in own.items() if callable(getattr(thing, key))
-        }
-        parts += [
-            _entry("method", key, value) for key, value in methods.items() if key != "forward" and inspect.getdoc(value)
-        ]
+        parts += [_entry("method", key, method) for key, method in _methods(thing).items()]
     if pages := [_link(page) for page in pages_with().get(name, ())]:
         parts.append(f"Used on: {', '.join(pages)}.")
-    fence = ":" * {"class": 5, "function": 4, "method": 4}[kind]
-    return (
-        f"{fence}{{py:{kind}}} {name}{_signature(thing)}\n{chr(10).join(f'{part}{chr(10)}' for part in parts)}{fence}\n"
-    )
+    fence = ":::::" if kind == "class" else "::::"  # a class holds its methods
+    text = "\n".join(f"{part}\n" for part in parts)
+    return f"{fence}{{py:{kind}}} {name}{_signature(thing)}\n{text}{fence}\n"
+
+
+def _methods(cls: type) -> dict[str, object]:
+    """The public methods that the class itself defines and explains; `forward` is told by the class."""
+    own = {key: getattr(value, "__func__", value) for key, value in vars(cls).items() if callable(getattr(cls, key))}
+    return {
+        key: method
+        for key, method in own.items()
+        if not key.startswith("_") and key != "forward" and inspect.getdoc(method)
+    }
 
 
 def _link(page: str) -> str:

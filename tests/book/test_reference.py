@@ -59,6 +59,8 @@ def test_formulas_are_found_among_words_and_typeset(words, wanted):
 
 def test_no_formula_of_the_page_is_cut(page):
     """Every bracket that opens in a formula closes in it, or MathJax would show its source in red."""
-    for formula in re.findall(r'class="math notranslate nohighlight">\\\((.*?)\\\)</span>', page, re.DOTALL):
+    formulas = re.findall(r'class="math notranslate nohighlight">\\\((.*?)\\\)</span>', page, re.DOTALL)
+    assert len(formulas) > 100
+    for formula in formulas:
         bare = re.sub(r"\\[{}]", "", formula)
         assert bare.count("{") == bare.count("}"), formula
