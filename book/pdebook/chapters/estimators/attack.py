@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from pdebook.evidence import quadrature
 from pdebook.evidence.adversary import Statement, attack
 from pdelab.formulas import per_example
 
@@ -14,11 +15,8 @@ SMALL = -3.0  # least log s: below, both sides are so small that rounding would 
 
 def normal_nodes(d: int) -> tuple[Tensor, Tensor]:
     """Nodes (node, feature) and weights of the trapezoid rule for a standard normal variable."""
-    reach, number = NODES[d]
-    axis = torch.linspace(-reach, reach, number, dtype=torch.float64)
-    nodes = torch.cartesian_prod(*[axis] * d).reshape(-1, d)
-    weights = torch.exp(-nodes.square().sum(dim=1) / 2)
-    return nodes, weights / weights.sum()
+    nodes, weights = (torch.cartesian_prod(*[x] * d).reshape(-1, d) for x in quadrature.even(*NODES[d]))
+    return nodes, weights.prod(dim=1)
 
 
 def through_noise(points: Tensor) -> Tensor:

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from pdebook.evidence import countable
+from pdebook.evidence import countable, quadrature
 from pdebook.evidence.systems import amplified, randomised
 from pdelab.equation import MasterEquation
 from pdelab.field import Field, token_mean
@@ -200,7 +199,7 @@ class Gaussians:
 
     def divergences(self, slope: float = SLOPE, noise: float = NOISE) -> tuple[Tensor, Tensor]:
         """E_x KL(p(t|x) ‖ q(t|x)) and KL(p(t) ‖ q(t)), by torch.distributions and Gauss's quadrature over x."""
-        x, weights = _gauss()
+        x, weights = quadrature.gauss(20)
         true = Normal(slope * x, noise)
         given = torch.distributions.kl_divergence(true, Normal(self.a * x, math.sqrt(self.v)))
         wide = math.sqrt(slope**2 + noise**2)
@@ -215,11 +214,6 @@ class Gaussians:
 
 def _centred(size: float) -> Normal:
     return Normal(torch.zeros((), dtype=torch.float64), torch.tensor(size, dtype=torch.float64))
-
-
-def _gauss(nodes: int = 20) -> tuple[Tensor, Tensor]:
-    x, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    return torch.tensor(x), torch.tensor(weights / weights.sum())
 
 
 def pairs(seed: int, number: int, slope: float = SLOPE, noise: float = NOISE) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from pdebook.evidence import quadrature
 
 WIDTH, INPUTS = 256, 8  # of the stacks whose fidelity and gradients are measured
 PAIR_LAYERS, PAIR_WIDTH, PAIR_COPIES, PAIR_START = 16, 512, 8, 0.5  # of the networks that see two inputs
 NODES = 48  # of Gauss's quadrature
+EVEN = 9.0, 226  # reach and number of nodes 0.08 apart: for tanh(√q z) the error is about exp(−π²/(0.08 √q))
 
 
 # Angles
@@ -144,26 +146,13 @@ def bare_gain(gain: float = 1.0) -> float:
 # Two inputs
 
 
-def _gauss(nodes: int = NODES) -> tuple[Tensor, Tensor]:
-    """Points and weights for means over a standard normal: exact for polynomials of degree 2·nodes − 1."""
-    z, w = np.polynomial.hermite_e.hermegauss(nodes)
-    return torch.tensor(z), torch.tensor(w / w.sum())
-
-
-def _even(spacing: float = 0.08, reach: float = 9.0) -> tuple[Tensor, Tensor]:
-    """Points at equal distances, for bounded φ. For tanh(√q z) the error is about exp(−π²/(spacing √q))."""
-    z = torch.arange(-reach, reach + spacing / 2, spacing, dtype=torch.float64)
-    w = torch.exp(-(z**2) / 2)
-    return z, w / w.sum()
-
-
 def pair_mean(phi: Callable[[Tensor], Tensor], c: Tensor, q: float = 1.0, *, even: bool = False) -> Tensor:
     """E[φ(√q z₁)φ(√q z₂)] for standard normal z₁, z₂ of correlation c, by quadrature: c (…) → (…).
 
     For smooth φ. A kink, as in ReLU, costs quadrature its precision. even: points at equal distances, which see a
     bounded φ that is steep, as tanh is for a large q; Gauss's points are too few near zero.
     """
-    z, w = _even() if even else _gauss()
+    z, w = quadrature.even(*EVEN) if even else quadrature.gauss(NODES)
     c = torch.as_tensor(c, dtype=torch.float64)[..., None, None]
     other = c * z[:, None] + (1 - c**2).clamp(min=0).sqrt() * z  # (…, node, node)
     first = phi(math.sqrt(q) * z)[..., :, None]
@@ -210,7 +199,7 @@ class Network:
         if self.activation == "relu":
             return 1.0
 
-        (z, w), q = _gauss(), 1.0
+        (z, w), q = quadrature.gauss(NODES), 1.0
         for _ in range(1000):
             q = self.weight * (w * self.phi(math.sqrt(q) * z) ** 2).sum().item() + self.bias
         return q
