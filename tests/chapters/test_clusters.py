@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 from pdebook.chapters.clusters import attack, laws, measure
 from pdebook.chapters.interaction import laws as interaction
 from pdebook.evidence.adversary import ROUNDING, live
+from pdebook.evidence.sphere import sphere_rate
 from pdelab.formulas import circle_rate
 from pdelab.integrators import flow
 from pdelab.seeds import normal
@@ -39,17 +40,17 @@ def test_groups_are_counted_around_the_circle():
 
 def test_the_masked_flow_is_tangent_and_keeps_the_first_token():
     u = normalize(normal(0, "sphere", size=(7, 4)), dim=-1)
-    rate = laws.causal_rate(u, 2.0)
+    rate = sphere_rate(u, 2.0, causal=True)
     assert (rate[0] == 0).all()
     assert (rate * u).sum(dim=-1).abs().max() < 1e-15
     later = u.clone()
     later[4:] = normalize(normal(1, "later", size=(3, 4)), dim=-1)
-    torch.testing.assert_close(laws.causal_rate(later, 2.0)[:4], rate[:4])
+    torch.testing.assert_close(sphere_rate(later, 2.0, causal=True)[:4], rate[:4])
 
 
 def test_two_tokens_behind_a_mask_close_up_at_half_the_speed():
     u = interaction.equal_angles(2, 0.3)
-    masked = laws.causal_rate(u, 5.0)
+    masked = sphere_rate(u, 5.0, causal=True)
     closing = masked[0] @ u[1] + u[0] @ masked[1]
     assert closing.item() == pytest.approx(interaction.angle_rate(u, 5.0).item() / 2, rel=1e-12)
 
@@ -61,7 +62,7 @@ def test_every_token_comes_to_the_first_within_the_bound(beta, n):
     u = u * (u @ u[0]).sign()[:, None]  # on the first token's side
     start = (u @ u[0]).min().item()
     for T in (1.0, 5.0, 40.0):
-        end = flow(lambda v: laws.causal_rate(v, beta), u, T=T, steps=int(20 * T))
+        end = flow(lambda v: sphere_rate(v, beta, causal=True), u, T=T, steps=int(20 * T))
         assert (end @ u[0]).min() >= laws.lead_bound(start, beta, n, [T])[0] - 1e-6
 
 
@@ -72,7 +73,7 @@ def test_two_tokens_behind_a_mask_follow_the_bound_exactly_and_wait_twice_as_lon
 
 def test_the_bound_is_attained_where_all_others_stand_together():
     u = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8], [0.6, 0.8]], dtype=torch.float64)
-    rate = (laws.causal_rate(u, 2.0) @ u[0])[-1].item()
+    rate = (sphere_rate(u, 2.0, causal=True) @ u[0])[-1].item()
     assert rate == pytest.approx((1 - 0.36) * laws.lead_rate(0.6, 2.0, 4).item(), rel=1e-12)
 
 

@@ -127,7 +127,7 @@ def test_the_sphere_has_rates_of_its_own(degree, beta):
 def test_groups_are_parted_by_wide_gaps():
     even = 2 * math.pi * formulas.centres(100)
     three = torch.tensor([0.0, 0.1, 2.0, 2.1, 6.2], **DOUBLE)  # the last is next to the first
-    assert laws.groups(torch.stack([even]), 0.3).tolist() == [0]
+    assert laws.groups(torch.stack([even]), 0.3).tolist() == [1]
     assert laws.groups(three, 0.3).item() == 2
 
 

@@ -15,6 +15,21 @@ M = TypeVar("M", bound=nn.Module)
 MATRICES = {"A": "d d", "V": "d d", "W": "d d", "U": "d d"}  # for `vary` of a Statement
 
 
+def read(q: Tensor, y: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """V Σ_j m_j e^{qᵀAy_j} y_j / Σ_j m_j e^{qᵀAy_j}: what queries q (…, m, d) read from tokens or atoms y (…, n, d).
+
+    mass: m_j > 0, of a law or of a quadrature rule, (…, n); without it every y_j counts alike, which is softmax.
+    causal: query i reads j ≤ i only, which is no function of the law.
+    """
+    scores = q @ A @ y.mT  # (…, m, n)
+    if mass is not None:
+        scores = scores + mass.log().unsqueeze(-2)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(dim=-1) @ y @ V.mT
+
+
 def push(u: Tensor, A: Tensor, V: Tensor, W: Tensor, U: Tensor, *, causal: bool = False) -> Tensor:
     """G(u) = P(u) u Vᵀ + tanh(u Wᵀ) Uᵀ: attention and a feed-forward network, without −u."""
     return attention(u, A, V, causal=causal) + torch.tanh(u @ W.mT) @ U.mT

@@ -6,6 +6,7 @@ from torch.nn.functional import normalize
 
 from pdebook.chapters.clusters import laws
 from pdebook.evidence.adversary import Start, Statement, attack
+from pdebook.evidence.sphere import sphere_rate
 
 HOTTEST = 12.0  # β: beyond it the weight of a far token is so small that rounding would decide
 
@@ -19,7 +20,7 @@ def leader(u, heat, *, others=1.0, exponent=1.0) -> Tensor:
 
     cosines = (u * first).sum(dim=-1)  # (batch, token)
     m, last = cosines.min(dim=-1)
-    rates = (laws.causal_rate(u, beta[:, None, None]) * first).sum(dim=-1)
+    rates = (sphere_rate(u, beta[:, None, None], causal=True) * first).sum(dim=-1)
     measured = rates.gather(1, last[:, None])[:, 0]
 
     kappa = laws.lead_rate(m, beta, u.shape[1], others=others, exponent=exponent)

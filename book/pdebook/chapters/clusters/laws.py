@@ -4,7 +4,6 @@ Attention with A = βI and V = I moves tokens of length 1 by u_i' = (I − u_iu_
 p_i = softmax_j(β⟨u_i, u_j⟩). Behind a causal mask the sum is over j ≤ i: the first token sees itself alone and stays.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,8 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from pdelab.formulas import attention_weights, circle_rate
+from pdebook.evidence import sphere
+from pdelab.formulas import circle_rate
 
 
 def follow_angles(theta: Tensor, beta: float, times: Sequence[float], *, causal: bool = False) -> np.ndarray:
@@ -38,18 +38,7 @@ def mean_cosine(theta: np.ndarray) -> np.ndarray:
 
 def groups(theta: np.ndarray, gap: float = 0.2) -> int:
     """How many groups stand on the circle, two being apart where an arc longer than `gap` is empty."""
-    places = np.sort(np.remainder(theta, 2 * math.pi))
-    arcs = np.diff(places, append=places[0] + 2 * math.pi)
-    return max(1, int((arcs > gap).sum()))
-
-
-def causal_rate(u: Tensor, beta: float | Tensor) -> Tensor:
-    """u_i' = (I − u_iu_iᵀ) Σ_{j≤i} p_ij u_j for |u_i| = 1, (…, token, feature): the sphere behind a mask."""
-    scores = torch.as_tensor(beta, dtype=u.dtype) * torch.eye(u.shape[-1], dtype=u.dtype)
-    itself = torch.eye(u.shape[-2], dtype=torch.bool)
-    # a token does not pull itself; left in, its weight near 1 would drown the others by rounding
-    pull = attention_weights(u, scores, causal=True).masked_fill(itself, 0) @ u
-    return pull - (pull * u).sum(dim=-1, keepdim=True) * u
+    return sphere.groups(torch.from_numpy(theta), gap).item()
 
 
 def lead_rate(m, beta, n: int, *, others: float = 1.0, exponent: float = 1.0):

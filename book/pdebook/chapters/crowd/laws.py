@@ -12,23 +12,11 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import ive, spherical_in
 from torch import Tensor
 
+from pdebook.evidence.sphere import groups as groups  # both for the page and the attacks
+from pdebook.evidence.systems import read as read
 from pdelab.formulas import centres, growth
 
 # The field
-
-
-def read(q: Tensor, y: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None, *, causal: bool = False) -> Tensor:
-    """Att[μ](q) for queries q (…, m, d) and a law of atoms y (…, n, d) with masses (…, n), equal unless given.
-
-    causal: query i reads the atoms j ≤ i only, which is no function of the law.
-    """
-    scores = q @ A @ y.mT  # (…, m, n)
-    if mass is not None:
-        scores = scores + mass.log().unsqueeze(-2)
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    return scores.softmax(dim=-1) @ y @ V.mT
 
 
 def law_part(x: Tensor, p: float, root: float = 1.0, exponent: float = 1.0) -> Tensor:
@@ -203,10 +191,3 @@ def circle_cost(theta: Tensor, rho: Tensor) -> float:
     G = G[cell] + (place - cell) * (G[cell + 1] - G[cell])
     apart = F - G
     return (apart - apart.median()).abs().mean().item() * 2 * math.pi
-
-
-def groups(theta: Tensor, gap: float) -> Tensor:
-    """How many groups there are with gaps wider than `gap` between them on the circle, 0 if no gap is so wide: (…)."""
-    place = theta.remainder(2 * math.pi).sort(dim=-1).values
-    around = torch.cat([place, place[..., :1] + 2 * math.pi], dim=-1)
-    return (around.diff(dim=-1) > gap).sum(dim=-1)

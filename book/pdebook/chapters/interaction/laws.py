@@ -14,6 +14,8 @@ from scipy.integrate import quad
 from torch import Tensor
 from torch.func import jvp
 
+from pdebook.evidence.sphere import sphere_rate
+from pdebook.evidence.systems import read
 from pdelab.formulas import attention, attention_weights, centred, centres, diameter, longest, norm2
 from pdelab.integrators import RK4, flow
 from pdelab.seeds import normal, stream
@@ -30,17 +32,6 @@ Function = Callable[[Tensor], Tensor]  # of positions, (N,) → (N, feature)
 def kernel(u: Tensor, A: Tensor) -> Tensor:
     """K_att(x_i, x_j) = N p_ij, so that the midpoint rule gives ∫K_att(x_i, y) dy = 1: (…, token, token)."""
     return u.shape[-2] * attention_weights(u, A)
-
-
-def read(q: Tensor, u: Tensor, A: Tensor, V: Tensor, mass: Tensor | None = None) -> Tensor:
-    """a(q) = Σ_j m_j e^{qᵀAu_j} V u_j / Σ_j m_j e^{qᵀAu_j}: what queries q (…, m, d) read from tokens u (…, N, d).
-
-    mass: the weights m_j > 0 of a quadrature rule, (…, N); without them every token counts alike, which is softmax.
-    """
-    scores = q @ A @ u.mT  # (…, m, N)
-    if mass is not None:
-        scores = scores + mass.log().unsqueeze(-2)
-    return scores.softmax(dim=-1) @ u @ V.mT
 
 
 def gauss(nodes: int = 40) -> tuple[Tensor, Tensor]:
@@ -258,16 +249,6 @@ def share(u: Tensor) -> Tensor:
 
 
 # On the sphere
-
-
-def sphere_rate(u: Tensor, beta: float | Tensor, sign: float = 1.0) -> Tensor:
-    """u_i' = ±(I − u_iu_iᵀ) Σ_j p_ij u_j, p_i = softmax_j(β⟨u_i, u_j⟩), |u_i| = 1: attention with V = ±I."""
-    itself = torch.eye(u.shape[-2], dtype=torch.bool, device=u.device)
-    weights = (beta * (u @ u.mT)).softmax(dim=-1)
-    # j = i gives (I − u_iu_iᵀ)u_i = 0; left in, its weight near 1 would drown the others by rounding at a large β
-    pull = sign * weights.masked_fill(itself, 0) @ u
-    # divided by |u|² = 1, or rounding off the sphere would grow where V = −I
-    return pull - (pull * u).sum(dim=-1, keepdim=True) / (u * u).sum(dim=-1, keepdim=True) * u
 
 
 def equal_angles(n: int, gamma: float | Tensor) -> Tensor:
