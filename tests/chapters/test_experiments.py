@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from pdebook.chapters.experiments import laws, measure
 from pdelab.metrics.angles import third_cosine
@@ -60,5 +59,4 @@ def test_weights_of_its_own_make_a_stranger():
 
 
 def test_a_simulator_with_the_same_weights_is_a_relative():
-    torch.set_num_threads(1)
     assert (laws.partial_cosine(*measure.relatives("earlier", 0)) > 0.5).all()
