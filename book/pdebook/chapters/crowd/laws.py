@@ -83,7 +83,7 @@ def mode_rate(k, beta: float, v: float = 1.0, noise: float = 0.0) -> np.ndarray:
     return k**2 * (v * ive(k, beta) / (beta * ive(0, beta)) - noise)
 
 
-def sphere_rate(degree: int, beta: float) -> float:
+def harmonic_rate(degree: int, beta: float) -> float:
     """λ_ℓ = ℓ(ℓ+1) i_ℓ(β)/(β i_0(β)): the growth of a spherical harmonic on the even crowd of the sphere in space."""
     return float(degree * (degree + 1) * spherical_in(degree, beta) / (beta * spherical_in(0, beta)))
 
