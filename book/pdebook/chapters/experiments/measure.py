@@ -28,7 +28,10 @@ def _states(model: Model) -> Trajectory:
 
 
 def relatives(kind: str, seed: int) -> NDArray:
-    """A Transformer and the simulator with all its weights, both untrained: cosine, and both fidelities, (3, layer)."""
+    """Of an untrained Transformer and a simulator that has all its weights: their cosine, and the fidelity of each.
+
+    kind: of the simulator, "printed" (P2 eq 4) or "earlier" (P1 eq 1). Layers 1 to L, (3, layer).
+    """
     task, data = _listops()
     transformer = build("transformer", task, data, seed)
     run, other = _states(transformer), _states(borrowed(kind, transformer, task, data))

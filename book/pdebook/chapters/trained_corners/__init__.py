@@ -1,1 +1,1 @@
-"""The code of the chapter `trained_corners`."""
+"""With and without a skip, with and without LayerNorm: gradients of random matrices, and trained models."""
