@@ -28,6 +28,11 @@ FOLDED = {  # cells behind a click, by their tag, and the words of the click
     "asserts": "What the tests assert",
 }
 PRINTED = re.compile(r"(eq|table|[Ff]igure|Theorem|Algorithm)s? (\d[\d.]*)(?: (to|and) (\d+))?")
+# sphinx-togglebutton calls every button "Toggle hidden content"; a screen reader should say the title that it opens
+NAME_FOLDS = (
+    'addEventListener("load", () => document.querySelectorAll(".admonition-title > button.toggle-button")'
+    '.forEach((button) => button.setAttribute("aria-label", button.parentNode.textContent.trim())));'
+)
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
@@ -162,6 +167,8 @@ def mend_page(app, pagename, templatename, context, doctree) -> None:
     context["body"] = context.get("body", "").replace(
         '<div role="list" class="citation-list">', '<div class="citation-list">'
     )
+    # myst-nb gives every fold of code one name for screen readers, in place of the words that it shows
+    context["body"] = context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>")
 
 
 def finish(app, error) -> None:
@@ -189,6 +196,7 @@ def setup(app) -> dict:
     own_code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py")))
     app.add_config_value("book_code", hashlib.sha256(own_code.encode()).hexdigest(), "env")
     app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
+    app.add_js_file(None, body=NAME_FOLDS)
     app.connect("config-inited", configure, priority=100)
     app.connect("env-get-outdated", lambda *_: [REFERENCE])
     app.connect("source-read", prepare_notebook)
