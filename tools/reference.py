@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -113,8 +114,12 @@ class _Word(str):
 
 
 def _default(value):
+    if isinstance(value, Enum):
+        return _Word(f"{type(value).__name__}.{value.name}")
     if value is inspect.Parameter.empty or isinstance(value, (bool, int, float, str, type(None), tuple)):
         return value
+    if "FACTORY" in type(value).__name__:  # of a dataclass: made anew for each
+        return _Word("…")
     return _Word(getattr(value, "__name__", f"{type(value).__name__}()"))
 
 
