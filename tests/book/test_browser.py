@@ -235,7 +235,7 @@ def entries(page, name):
     return page.locator("details.claim").evaluate_all(f"found => found.map(e => e.dataset.{name})")
 
 
-@pytest.mark.parametrize("name", ["verdict", "chapter"])
+@pytest.mark.parametrize("name", ["verdict", "chapter", "kind", "source"])
 def test_each_choice_of_the_filter_shows_its_claims_and_says_how_many(filtered, name):
     given = entries(filtered, name)
     assert filtered.locator(SHOWN).count() == len(given)
@@ -271,8 +271,9 @@ def test_the_filter_works_by_keyboard_and_has_names(filtered):
     value = chooser.input_value()
     assert value
     assert filtered.locator(SHOWN).count() == entries(filtered, "verdict").count(value)
-    filtered.keyboard.press("Tab")
-    assert filtered.evaluate("document.activeElement.name") == "chapter"
+    for name in ("chapter", "kind", "source"):
+        filtered.keyboard.press("Tab")
+        assert filtered.evaluate("document.activeElement.name") == name
     filtered.keyboard.press("Tab")
     assert filtered.evaluate("document.activeElement.textContent") == "Show all"
 
