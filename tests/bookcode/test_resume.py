@@ -150,7 +150,7 @@ def test_the_other_experiments_begin_anew():
     `crowd_rates` computes for seconds and trains nothing.
     """
     assert {name for name in experiments() if keeps(name)} == set(GO_ON)
-    assert set(SMOKE) - set(GO_ON) == {"algorithm1", "crowd_rates", "estimators"}
+    assert set(SMOKE) - set(GO_ON) == {"algorithm1", "crowd_rates", "estimators", "layers_undone"}
 
 
 def test_a_new_process_goes_on_where_another_was_stopped(steps, tmp_path, monkeypatch):
