@@ -37,6 +37,8 @@ _EXPORTS = {
     "coupled": "models",
     "from_torch": "convert",
     "laplacian": "field",
+    "probe": "probing",
+    "record": "recording",
     "simulator": "models",
     "solve": "solver",
     "solve_density": "crowd",
@@ -58,11 +60,16 @@ _MODULES = (
     "metrics",
     "models",
     "options",
+    "pretrained",
+    "probing",
+    "recording",
+    "report",
     "seeds",
     "solver",
     "status",
     "terms",
     "training",
+    "watching",
 )
 
 __all__ = [*_EXPORTS, *_MODULES]

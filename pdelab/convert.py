@@ -6,17 +6,20 @@ from torch import Tensor, nn
 from pdelab.equation import Layered, MasterEquation
 from pdelab.integrators import LieEuler
 from pdelab.models import Model
+from pdelab.options import flags
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import ACTIVATIONS, Reaction
 from pdelab.terms.stabilization import LayerNormRate, PreNorm
 
 
-def from_torch(encoder: nn.TransformerEncoder) -> Model:
+def from_torch(encoder: nn.TransformerEncoder, *, causal: bool = False) -> Model:
     """A torch.nn.TransformerEncoder as our model with the same weights: same output, and every state on the way.
 
     Pre and post norm, ReLU and GELU, any sizes, with or without bias and final norm. Dropout is left out, so the two
     agree where the encoder is in eval mode. Fields are (batch, token, feature) whatever batch_first says.
+    causal: the encoder as it is when called with a causal mask, which is no part of its weights.
     """
+    flags(causal=causal)
     if not isinstance(encoder, nn.TransformerEncoder):
         raise ValueError(f"encoder must be a torch.nn.TransformerEncoder; not {type(encoder).__name__}")
     if not encoder.layers:
@@ -27,16 +30,16 @@ def from_torch(encoder: nn.TransformerEncoder) -> Model:
                 f"encoder holds a {type(part).__name__} with a forward of its own, which its weights do not tell"
             )
     with torch.device("meta"):  # the weights drawn here are replaced by copies, so none are drawn
-        equations = [_equation_from(layer) for layer in encoder.layers]
+        equations = [_equation_from(layer, causal) for layer in encoder.layers]
         norm = _copied_norm(encoder.norm) if encoder.norm is not None else None
     model = Model(Layered(equations), steps=len(equations), dt=1.0, integrator=LieEuler(), norm=norm)
     if any(part._forward_hooks or part._forward_pre_hooks for part in encoder.modules()):
-        _compare(encoder, model)
+        _compare(encoder, model, causal)
     return model.train(encoder.training)
 
 
 @torch.no_grad()
-def _compare(encoder: nn.TransformerEncoder, model: Model) -> None:
+def _compare(encoder: nn.TransformerEncoder, model: Model, causal: bool) -> None:
     """Refuse an encoder that gives something else than its weights say, as hooks can make it."""
     weight = encoder.layers[0].linear1.weight
     if weight.is_meta:
@@ -45,11 +48,13 @@ def _compare(encoder: nn.TransformerEncoder, model: Model) -> None:
     before = {part: part.training for part in encoder.modules()}
     try:
         with torch.autocast(u.device.type, enabled=False):
-            given = encoder.eval()(u if encoder.layers[0].self_attn.batch_first else u.transpose(0, 1))
+            batch_first = encoder.layers[0].self_attn.batch_first
+            past = nn.Transformer.generate_square_subsequent_mask(3).to(u) if causal else None
+            given = encoder.eval()(u if batch_first else u.transpose(0, 1), mask=past, is_causal=causal)
     finally:
         for part, training in before.items():
             part.training = training
-    given = given if encoder.layers[0].self_attn.batch_first else given.transpose(0, 1)
+    given = given if batch_first else given.transpose(0, 1)
     with torch.autocast(u.device.type, enabled=False):
         made = model.eval()(u)
     rounding = min(1e3 * torch.finfo(u.dtype).eps, 0.05) * given.abs().amax()
@@ -59,7 +64,7 @@ def _compare(encoder: nn.TransformerEncoder, model: Model) -> None:
         )
 
 
-def _equation_from(layer: nn.TransformerEncoderLayer) -> MasterEquation:
+def _equation_from(layer: nn.TransformerEncoderLayer, causal: bool) -> MasterEquation:
     attention = layer.self_attn
     if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
         raise ValueError(
@@ -67,7 +72,7 @@ def _equation_from(layer: nn.TransformerEncoderLayer) -> MasterEquation:
         )
     width, hidden = attention.embed_dim, layer.linear1.out_features
     biased = attention.in_proj_bias is not None
-    interaction = Interaction(width, attention.num_heads, bias=biased)
+    interaction = Interaction(width, attention.num_heads, bias=biased, causal=causal)
     reaction = Reaction(
         width, hidden, activation=_activation_name(layer.activation), bias=layer.linear1.bias is not None
     )

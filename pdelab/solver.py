@@ -1,6 +1,5 @@
 """solve: from u₀ to every state along the depth."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from pdelab.field import Field, Mask, check_field, check_like, keep_real, same_s
 from pdelab.integrators import Euler, Integrator, Rate
 from pdelab.options import flags, function, instance, number, positive, whole
 from pdelab.status import Status
-from pdelab.terms.base import Term
+from pdelab.terms.base import Takes, Term
 
 OURS = (Term, MasterEquation, Layered)  # called as f(u, t, mask)
 
@@ -118,7 +117,7 @@ def solve(
     flags(attention=attention, throw=throw)
     integrator = Euler() if integrator is None else integrator
     instance("integrator", integrator, Integrator)
-    rate = _as_rate(f, mask)
+    rate = _as_rate(f)
     if isinstance(f, Layered):
         _check_layers(f, steps, dt)
     keep = (lambda u: u) if keep is None else function("keep", keep)
@@ -163,7 +162,7 @@ def _check_layers(f: Layered, steps: int, dt: float) -> None:
         )
 
 
-def _as_rate(f: Rate, mask: Mask | None) -> Rate:
+def _as_rate(f: Rate) -> Rate:
     """f as a function of (u, t, mask)."""
     if isinstance(f, OURS):
         return f
@@ -171,19 +170,8 @@ def _as_rate(f: Rate, mask: Mask | None) -> Rate:
         raise ValueError(
             f"f must be a function f(u, t) or f(u) that gives du/dt, or an equation; not {type(f).__name__}"
         )
-    try:
-        parameters = inspect.signature(f.forward if isinstance(f, torch.nn.Module) else f).parameters.values()
-    except (TypeError, ValueError):  # a built-in such as torch.sin has no signature
-        parameters = []
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_mask = any(p.name == "mask" for p in parameters)
-    if mask is not None and not takes_mask:
-        raise ValueError("mask was given, but f takes no mask; write it as f(u, t, mask)")
-    if takes_mask:
-        return lambda u, t, mask: same_shape(f(u, t, mask=mask), u)
-    needed = [p for p in places if p.default is p.empty]
-    takes_time = len(needed) >= 2 or any(p.name == "t" for p in places)
-    return lambda u, t, mask: same_shape(f(u, t) if takes_time else f(u), u)
+    takes = Takes.of(f)
+    return lambda u, t, mask: takes.rate(f, u, t, mask)
 
 
 def _maps(rate: Rate, u: Field, t: float, mask: Mask | None) -> Tensor:

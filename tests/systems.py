@@ -33,6 +33,7 @@ from pdelab import (
 from pdelab.field import positions
 from pdelab.models import VARIANTS
 from pdelab.terms.base import Term
+from pdelab.terms.reaction import GatedReaction
 
 torch.set_num_threads(1)  # fields of a few numbers: a second thread would only be waited for
 
@@ -96,7 +97,11 @@ TERMS = {
     "interaction with shared output, narrow": lambda: SharedOutputInteraction(
         WIDTH, 3, head_width=2, leak=False, causal=True, bias=True
     ),
+    "interaction with rotary positions, grouped": lambda: Interaction(
+        WIDTH, 2, groups=1, rotary=100.0, causal=True, bias=False
+    ),
     "reaction": lambda: Reaction(WIDTH, 7, activation="gelu"),
+    "reaction with a gate": lambda: GatedReaction(WIDTH, 7),
     "reaction with leak and source": lambda: Reaction(WIDTH, 7, activation="tanh", leak=True, source=wave),
     "diffusion, reflecting": lambda: Diffusion(COEFFICIENTS["number"]),
     "diffusion, absorbing, per feature": lambda: Diffusion(COEFFICIENTS["per feature"], "absorbing"),
@@ -109,6 +114,7 @@ TERMS = {
     "RMSNorm rate": lambda: LayerNormRate(WIDTH, 0.8, centre=False),
     "interaction of the normalised field": lambda: PreNorm(Interaction(WIDTH, 2), WIDTH),
     "reaction of the normalised field": lambda: PreNorm(Reaction(WIDTH, 7, activation="tanh"), WIDTH),
+    "reaction of the field normalised by its size": lambda: PreNorm(GatedReaction(WIDTH, 7), WIDTH, centre=False),
     "coupling of two layers": lambda: Coupling(WIDTH // 2, 2),
     "coupling with both ends": lambda: Coupling(WIDTH // 2, 2, inflow=True, outflow=True),
     "interaction in each of two layers": lambda: SideBySide([Interaction(WIDTH // 2) for _ in range(2)], WIDTH // 2),

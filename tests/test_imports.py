@@ -49,7 +49,10 @@ def test_a_module_of_the_ledger_loads_no_torch(name):
     assert not loaded_by(f"import pdebook.ledger.{name}", "torch")
 
 
-@pytest.mark.parametrize("words", ["--help", "run --help", "claims", "results", "results heat_ends", "data list"])
+READING = ("--help", "run --help", "probe --help", "claims", "results", "results heat_ends", "data list")
+
+
+@pytest.mark.parametrize("words", READING)
 def test_a_command_that_only_reads_loads_no_torch(words):
     code = (
         f"from click.testing import CliRunner; from pdebook.cli import main; CliRunner().invoke(main, {words.split()})"

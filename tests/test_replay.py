@@ -6,13 +6,23 @@ import pytest
 import replay
 
 from pdebook.ledger.record import Result
+from pdelab.datasets import cache
 
 QUICK = 15.0  # seconds, as recorded: together about a minute; `python tools/replay.py` runs the rest
 RECORD = {name: result for name, result in replay.recorded().items() if result.seconds <= QUICK}
 
 
-@pytest.mark.parametrize("name", RECORD)
+def needed(result):
+    """The pretrained networks that an experiment reads."""
+    return result.configuration.get("weights", [])
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.weights] if needed(r) else []) for name, r in RECORD.items()]
+)
 def test_a_quick_experiment_gives_what_is_recorded(name):
+    for network in needed(RECORD[name]):
+        cache.get(network)
     differences, _ = replay.replay(RECORD[name])
     assert not differences
 

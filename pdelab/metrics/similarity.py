@@ -1,5 +1,8 @@
 """How alike two states are. u, v: (batch, token, feature); mask: (batch, token); each gives one number.
 
+reduce: "mean", "median" or "none", see `metrics.base`; the values are those of the tokens, or of the examples. With
+centre="position" a token has the place that it is compared at, counted from the first real one.
+
 Two states can agree in what every example shares, and a cosine near 1 then says little. `centre` takes it out of both
 before they are compared:
   "none"      nothing is subtracted: the plain reading.
@@ -17,14 +20,22 @@ import torch
 from torch import Tensor
 
 from pdelab.field import Field, Mask, keep_real
-from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, per_layer, real_places, stacked
+from pdelab.metrics.base import aligned, clean_pair, mean_along, mean_where, per_layer, real_places, reduced, stacked
 from pdelab.options import choose, function, instance
 from pdelab.solver import Trajectory
 
 CENTRES = ("none", "all", "position")
 
 
-def cosine(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none", over: str = "token") -> Tensor:
+def cosine(
+    u: Field,
+    v: Field,
+    mask: Mask | None = None,
+    *,
+    centre: str = "none",
+    over: str = "token",
+    reduce: str = "mean",
+) -> Tensor:
     """⟨u, v⟩ / (|u| |v|), in [−1, 1].
 
     over: "token", a cosine along the features of each token, averaged over all real tokens of the batch; or "state", a
@@ -37,25 +48,28 @@ def cosine(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none"
     u, v, real = _centred(u, v, mask, centre)
     if over == "state":
         u, v, real = u.flatten(1), v.flatten(1), real.any(dim=1)  # (batch, token · feature), (batch,)
-    return _mean_cosine(u, v, real, centre != "none")
+    return _cosines(u, v, real, centre != "none", reduce)
 
 
-def pearson(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none") -> Tensor:
+def pearson(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none", reduce: str = "mean") -> Tensor:
     """cov(u, v) / (σ_u σ_v) over all real entries (token × feature) of each example, averaged over the examples."""
     u, v, real = _centred(u, v, mask, centre)
-    return _correlation(u, v, real, centre != "none")
+    return _correlation(u, v, real, centre != "none", reduce)
 
 
-def spearman(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none") -> Tensor:
+def spearman(u: Field, v: Field, mask: Mask | None = None, *, centre: str = "none", reduce: str = "mean") -> Tensor:
     """The Pearson correlation of the ranks of all real entries of each example, ties sharing their mean rank."""
     u, v, real = _centred(u, v, mask, centre)
-    return _correlation(_ranks(u, real), _ranks(v, real), real, centre != "none")
+    return _correlation(_ranks(u, real), _ranks(v, real), real, centre != "none", reduce)
 
 
-def mse(u: Field, v: Field, mask: Mask | None = None) -> Tensor:
-    """Mean of (u − v)² over all real entries of the batch."""
+def mse(u: Field, v: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
+    """Mean of (u − v)² over all real entries of the batch; of each token over its features."""
     u, v = clean_pair(u, v, mask)
-    return mean_where((u - v) ** 2, real_places(u, mask).unsqueeze(-1).expand_as(u))
+    squares, real = (u - v) ** 2, real_places(u, mask)
+    if reduce == "mean":
+        return mean_where(squares, real.unsqueeze(-1).expand_as(u))
+    return reduced(squares.mean(dim=-1), real, reduce)
 
 
 def nmse(u: Field, v: Field, mask: Mask | None = None) -> Tensor:
@@ -125,8 +139,8 @@ def _unit(x: Tensor) -> Tensor:
     return x / x.abs().amax()
 
 
-def _mean_cosine(a: Tensor, b: Tensor, real: Tensor, centred: bool) -> Tensor:
-    """The cosine along the last axis, averaged over the real places."""
+def _cosines(a: Tensor, b: Tensor, real: Tensor, centred: bool, reduce: str) -> Tensor:
+    """The cosine along the last axis, averaged over the real places unless `reduce` says otherwise."""
     a_size, b_size = a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True)
     a, b = a / a_size, b / b_size  # a zero vector becomes NaN; no square is lost to underflow
     # √(s · s) is s exactly, a product of two roots is not: equal vectors score exactly 1
@@ -134,12 +148,12 @@ def _mean_cosine(a: Tensor, b: Tensor, real: Tensor, centred: bool) -> Tensor:
     if centred:
         no_a, no_b = (a_size == 0).squeeze(-1), (b_size == 0).squeeze(-1)
         values, real = values.masked_fill(no_a | no_b, 0.0), real & ~(no_a & no_b)
-    return mean_where(values, real)
+    return reduced(values, real, reduce)
 
 
-def _correlation(u: Field, v: Field, real: Mask, centred: bool) -> Tensor:
+def _correlation(u: Field, v: Field, real: Mask, centred: bool, reduce: str) -> Tensor:
     u, v = (keep_real(w - mean_along(w, real, (1, 2)), real).flatten(1) for w in (u, v))
-    return _mean_cosine(u, v, real.any(dim=1), centred)
+    return _cosines(u, v, real.any(dim=1), centred, reduce)
 
 
 def _ranks(u: Field, real: Mask) -> Field:

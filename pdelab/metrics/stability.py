@@ -4,7 +4,7 @@ How fast may the tokens move apart, and does stabilisation outweigh it? One-side
 stability theorems are values of each example: (batch,).
 
 Energies are per token, E(u) = ½⟨u, u⟩ with ⟨u, v⟩ = (1/N) Σ_i u_i · v_i = ∫u·v dx, averaged over the batch; so a step
-from u to u⁺ changes the energy by exactly ⟨½(u⁺ + u), u⁺ − u⟩.
+from u to u⁺ changes the energy by exactly ⟨½(u⁺ + u), u⁺ − u⟩. reduce: "mean", "median" or "none", see `metrics.base`.
 """
 
 import math
@@ -15,22 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from pdelab import formulas
-from pdelab.equation import Layered, MasterEquation
-from pdelab.field import Field, Mask, centred, check_number, keep_real, mean_square, same_shape, token_mean
-from pdelab.metrics.base import aligned, clean, norm, per_layer, real_places
-from pdelab.metrics.jacobian import Map, logarithmic_norm
-from pdelab.options import choose, function, instance, number, whole
+from pdelab.field import Field, Mask, centred, check_number, keep_real, mean_square, token_mean
+from pdelab.metrics.base import aligned, clean, each_example, norm, per_layer, real_places, reduced
+from pdelab.metrics.jacobian import Map, evaluated, logarithmic_norm
+from pdelab.options import choose, instance, number, whole
 from pdelab.solver import Trajectory
-from pdelab.terms.base import Term
 
 
-def energy(u: Field, mask: Mask | None = None) -> Tensor:
-    """E = ½ (1/N) Σ_i |u_i|² = mean_energy + fluctuation.
+def energy(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
+    """E = ½ (1/N) Σ_i |u_i|² = mean_energy + fluctuation; of each token ½|u_i|².
 
     >>> energy(torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])).item()
     6.25
     """
-    return mean_square(clean(u, mask), mask).mean() / 2
+    return _half_squares(clean(u, mask), mask, reduce)
+
+
+def _half_squares(u: Field, mask: Mask | None, reduce: str) -> Tensor:
+    return reduced(u.square().sum(dim=-1) / 2, real_places(u, mask), reduce, by_example=True)
 
 
 def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
@@ -44,14 +46,14 @@ def state_rms(u: Field, mask: Mask | None = None) -> Tensor:
     return norm(u) / entries.to(u.dtype).sqrt()
 
 
-def mean_energy(u: Field, mask: Mask | None = None) -> Tensor:
-    """½|μ|², μ = (1/N) Σ_i u_i: what is left when all tokens have become their mean."""
-    return token_mean(clean(u, mask), mask).square().sum(dim=(1, 2)).mean() / 2
+def mean_energy(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
+    """½|μ|² of each example, μ = (1/N) Σ_i u_i, averaged: what is left when all tokens have become their mean."""
+    return each_example(token_mean(clean(u, mask), mask).square().sum(dim=(1, 2)) / 2, reduce)
 
 
-def fluctuation(u: Field, mask: Mask | None = None) -> Tensor:
-    """V = ½ (1/N) Σ_i |u_i − μ|²: exactly 0 where all tokens are equal."""
-    return mean_square(centred(clean(u, mask), mask), mask).mean() / 2
+def fluctuation(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
+    """V = ½ (1/N) Σ_i |u_i − μ|²: exactly 0 where all tokens are equal; of each token ½|u_i − μ|²."""
+    return _half_squares(centred(clean(u, mask), mask), mask, reduce)
 
 
 def spread(u: Field, mask: Mask | None = None) -> Tensor:
@@ -88,15 +90,9 @@ def growth_towards_mean(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
     u = clean(u, mask)
     rest = centred(u, mask)
     with torch.no_grad():
-        values = [_rate(f, v, mask) for v in (u, keep_real(u - rest, mask))]
+        values = [evaluated(f, v, mask) for v in (u, keep_real(u - rest, mask))]
         change = keep_real(values[0] - values[1], mask)
     return (rest * change).sum(dim=(1, 2)) / rest.square().sum(dim=(1, 2))
-
-
-def _rate(f: Map, u: Field, mask: Mask | None) -> Field:
-    if mask is not None and isinstance(f, Term | MasterEquation | Layered):
-        return f(u, 0.0, mask)
-    return same_shape(function("f", f)(u), u)
 
 
 def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
@@ -107,11 +103,8 @@ def growth_along(f: Map, run: Trajectory, towards: str = "mean") -> Tensor:
     """
     choose("towards", towards, ("mean", "all"))
     instance("run", run, Trajectory)
-    if towards == "all":
-        if run.mask is not None:
-            raise ValueError("run must have no mask for towards='all': padding would count as tokens that do not move")
-        return per_layer(lambda u, mask: logarithmic_norm(f, u), run)
-    return per_layer(lambda u, mask: growth_towards_mean(f, u, mask), run)
+    one = growth_towards_mean if towards == "mean" else logarithmic_norm
+    return per_layer(lambda u, mask: one(f, u, mask), run)
 
 
 def basin_margin(
@@ -266,7 +259,7 @@ def euler_factor(
     return torch.maximum(slow, torch.as_tensor(fast, dtype=slow.dtype, device=slow.device).expand_as(slow))
 
 
-def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
+def nonuniformity(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
     """‖u − 1μᵀ‖_F / ‖u‖_F of each example, averaged: 0 where all tokens are equal, 1 where their mean is zero.
 
     The relative distance to the nearest state 1xᵀ of equal tokens, whose x is μ: the residual of "rank collapse" in
@@ -274,16 +267,16 @@ def nonuniformity(u: Field, mask: Mask | None = None) -> Tensor:
     as far apart as before; `fluctuation` tells the two cases apart. A zero state has no value: NaN.
     """
     u = _scaled(clean(u, mask))
-    return (torch.linalg.matrix_norm(centred(u, mask)) / torch.linalg.matrix_norm(u)).mean()
+    return each_example(torch.linalg.matrix_norm(centred(u, mask)) / torch.linalg.matrix_norm(u), reduce)
 
 
-def stable_rank(u: Field, mask: Mask | None = None) -> Tensor:
+def stable_rank(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
     """‖u‖_F² / ‖u‖₂² of each example, averaged: from 1, all tokens on one line, to the rank of u.
 
     A zero state has no value: NaN.
     """
     u = _scaled(clean(u, mask))
-    return (torch.linalg.matrix_norm(u) / torch.linalg.matrix_norm(u, ord=2)).square().mean()
+    return each_example((torch.linalg.matrix_norm(u) / torch.linalg.matrix_norm(u, ord=2)).square(), reduce)
 
 
 def gradient_norms(groups: Mapping[str, Iterable[Tensor | None]], normalise: str = "whole") -> dict[str, float]:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pdelab.field import Field, Mask, check_field, check_number, check_state
+from pdelab.field import Field, Mask, check_field, check_number, check_state, precise
 from pdelab.formulas import attention_contraction, attention_lipschitz, keep_real, norm2
-from pdelab.options import flags, whole
+from pdelab.options import flags, positive, whole
 from pdelab.terms.base import Term
 
 
@@ -20,6 +20,8 @@ class Interaction(Term):
 
     leak=True subtracts u once, as P2 eq 5 prints it; a Transformer block is the form without.
     strength is P1's α. causal=True lets token i see j ≤ i only: a property of the term, not of the mask.
+    groups: so many heads of keys and values, each shared by heads/groups neighbouring queries; as many as heads unless
+    given. rotary: the base of rotary positions, 1e4 as a rule; scores then depend on i − j too (`rotated`).
     """
 
     symbol: str = "A"
@@ -33,6 +35,8 @@ class Interaction(Term):
         causal: bool = False,
         strength: float = 1.0,
         bias: bool = True,
+        groups: int | None = None,
+        rotary: float | None = None,
     ):
         super().__init__()
         width, heads = whole("width", width), whole("heads", heads)
@@ -42,13 +46,29 @@ class Interaction(Term):
         self.width, self.heads, self.head_width = width, heads, width // heads
         check_number("strength", strength)
         self.leak, self.causal, self.strength = leak, causal, strength
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.groups = heads if groups is None else whole("groups", groups)
+        if heads % self.groups:
+            raise ValueError(f"groups must divide heads; {groups} groups do not divide {heads} heads")
+        self.rotary = None if rotary is None else positive("rotary", rotary)
+        if rotary is not None and self.head_width % 2:
+            raise ValueError(f"rotary turns pairs of features; heads of width {self.head_width} must be even for it")
+        self.qkv = nn.Linear(width, width + 2 * self.groups * self.head_width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
     def _split(self, u: Field) -> tuple[Tensor, Tensor, Tensor]:
-        batch, tokens, _ = u.shape
-        parts = self.qkv(u).view(batch, tokens, 3, self.heads, self.head_width)
-        return parts.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head width)
+        q, k, v = (
+            x.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for x in self.qkv(u).split(self._rows(), dim=-1)
+        )  # (batch, head or group, token, head width)
+        if self.rotary is not None:
+            q, k = rotated(q, self.rotary), rotated(k, self.rotary)
+        if self.groups != self.heads:
+            k, v = (x.repeat_interleave(self.heads // self.groups, dim=1) for x in (k, v))
+        return q, k, v
+
+    def _rows(self) -> tuple[int, int, int]:
+        """How many rows of qkv make queries, keys and values."""
+        queries, keys = self.heads * self.head_width, self.groups * self.head_width
+        return queries, keys, keys
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_state(u, mask, self.width, self.qkv)
@@ -100,6 +120,8 @@ class Interaction(Term):
         """
         if self.causal:
             raise ValueError("causal must be False: the first token sees itself alone, and no diameter has to shrink")
+        if self.rotary is not None:
+            raise ValueError("rotary must be None: by positions alone two equal tokens may see different averages")
         check_number("diameter", diameter, 0)
         delta = torch.as_tensor(diameter, dtype=torch.float64)
         parts = [norm2(V) * attention_contraction(A, delta) for A, V, _ in self._score_and_value()]
@@ -112,6 +134,9 @@ class Interaction(Term):
         A Lipschitz constant of the term on the states whose tokens are no longer than R = `length` and no further apart
         than 2r = `diameter` (2R unless it is given), with any mask. In the norm max_i|u_i|; in (Σ_i|u_i|²)^{½} with
         columns=c, the largest column sum of the attention maps on these states: the number of tokens is always enough.
+
+        With rotary positions A_h differs from pair to pair, and what holds, in the norm max_i|u_i| and without biases,
+        is |α| Σ_h ‖V_h‖(1 + 2‖W_Qʰ‖‖W_Kʰ‖Rr/√d_h): the variance of a score's change is at most (2‖A‖R)².
         """
         check_number("length", length, 0, shape=())
         check_number("columns", columns, 1, shape=())
@@ -120,22 +145,53 @@ class Interaction(Term):
         R = torch.as_tensor(length, dtype=torch.float64)
         r = R if diameter is None else torch.as_tensor(diameter, dtype=torch.float64) / 2
         r = r.clamp(max=R)  # in a ball no two are further apart
-        parts = [attention_lipschitz(A, V, R, r=r, b=b, columns=columns) for A, V, b in self._score_and_value()]
+        if self.rotary is not None:
+            if columns != 1 or self.qkv.bias is not None:
+                raise ValueError("with rotary positions there is a constant for columns=1 and bias=False only")
+            query, key, _ = self._weights()
+            sizes = [norm2(q) * norm2(k) / math.sqrt(self.head_width) for q, k in zip(query, key, strict=True)]
+            values = [V for _, V, _ in self._score_and_value()]
+            parts = [norm2(V) * (1 + 2 * A * R * r) for A, V in zip(sizes, values, strict=True)]
+        else:
+            parts = [attention_lipschitz(A, V, R, r=r, b=b, columns=columns) for A, V, b in self._score_and_value()]
         return abs(self.strength) * sum(part.item() for part in parts) + self._leak_norm()
 
     def _score_and_value(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """A_h = W_QʰᵀW_Kʰ/√d_h, V_h = W_Oʰ W_Vʰ and the length of W_Kʰᵀb_Qʰ/√d_h, for each head."""
-        query, key, value = (w.split(self.head_width) for w in self.qkv.weight.detach().cpu().double().chunk(3))
+        query, key, value = self._weights()
         bias = self.qkv.weight.new_zeros(len(self.qkv.weight)) if self.qkv.bias is None else self.qkv.bias
-        bias = bias.detach().cpu().double().chunk(3)[0].split(self.head_width)
+        bias = bias.detach().cpu().double().split(self._rows())[0].split(self.head_width)
         out = self.out.weight.detach().cpu().double().split(self.head_width, dim=1)
         out = out * (self.heads // len(out))  # a shared output is that of every head
         root = math.sqrt(self.head_width)
         heads = zip(query, key, value, out, bias, strict=True)
         return [(q.T @ k / root, o @ v, (k.T @ b).norm() / root) for q, k, v, o, b in heads]
 
+    def _weights(self) -> list[list[Tensor]]:
+        """W_Qʰ, W_Kʰ and W_Vʰ, a list of all heads each."""
+        parts = [w.split(self.head_width) for w in self.qkv.weight.detach().cpu().double().split(self._rows())]
+        return [[w for w in part for _ in range(self.heads // len(part))] for part in parts]
+
     def _leak_norm(self) -> float:
         return 1.0 if self.leak else 0.0
+
+
+def rotated(x: Tensor, base: float = 1e4) -> Tensor:
+    """Features c and c + d/2 of token i as a vector in the plane, turned by the angle i · base^{−2c/d}: (…, token, d).
+
+    Then ⟨rotated q_i, rotated k_j⟩ depends on i and j through i − j alone (rotary positions, Su et al. 2021).
+
+    >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> [round(value, 4) for value in rotated(x)[1].tolist()]  # by one radian
+    [0.5403, 0.8415]
+    """
+    half = x.shape[-1] // 2
+    exact = {"dtype": precise(x).dtype, "device": x.device}
+    place, c = torch.arange(x.shape[-2], **exact), torch.arange(half, **exact)
+    angle = place.unsqueeze(-1) * base ** (-c / half)  # (token, d/2)
+    cos, sin = (f(angle).to(x.dtype) for f in (torch.cos, torch.sin))
+    first, second = x.split(half, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class SharedOutputInteraction(Interaction):
@@ -161,7 +217,7 @@ class SharedOutputInteraction(Interaction):
         head_width = width if head_width is None else whole("head_width", head_width, most=width)
         if leak and head_width != width:
             raise ValueError(f"leak takes u, of width {width}, from a head of width {head_width}; set leak=False")
-        self.heads, self.head_width, self.leak = heads, head_width, leak
+        self.heads, self.groups, self.head_width, self.leak = heads, heads, head_width, leak
         self.qkv = nn.Linear(width, 3 * heads * head_width, bias=bias)
         self.out = nn.Linear(head_width, width, bias=bias)
 

@@ -90,6 +90,33 @@ class Reaction(Term):
         return Constants(max(lower, -lipschitz), min(upper, lipschitz), lipschitz)
 
 
+class GatedReaction(Term):
+    """R[u]_i = W₂ (φ(W₁ u_i) ⊙ W₃ u_i): a network with a gate; with φ = silu it is SwiGLU (Shazeer 2020).
+
+    inner, gate and outer are W₁, W₃ and W₂; with bias=True each adds its own.
+    """
+
+    symbol: str = "R"
+
+    def __init__(self, width: int, hidden: int, *, activation: str = "silu", bias: bool = False):
+        super().__init__()
+        width, hidden = whole("width", width), whole("hidden", hidden)
+        flags(bias=bias)
+        self.width = width
+        self.inner, self.gate = (nn.Linear(width, hidden, bias=bias) for _ in range(2))
+        self.activation = choose("activation", activation, ACTIVATIONS | {"silu": nn.SiLU})()
+        self.outer = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+        check_state(u, mask, self.width, self.inner)
+        u = keep_real(u, mask)
+        return keep_real(self.outer(self.activation(self.inner(u)) * self.gate(u)), mask)
+
+    def constants(self, steps: int = 50) -> Constants[float]:
+        """There are none: along a ray it grows with the square of |u|, as a rule, and so does its slope with |u|."""
+        raise ValueError("a GatedReaction has no constants for all states: it grows with the square of |u|")
+
+
 class Rectified(Term):
     """R[u]_i = max(W u_i + b, 0) − u_i: with Δt = 1 one linear layer with ReLU at each token, u ← max(W u + b, 0).
 

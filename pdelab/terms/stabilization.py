@@ -90,6 +90,12 @@ class CorrectedStabilization(Term):
         return self.strength * keep_real(normalised(u, self.eps, mask) - u, mask)
 
 
+def _norm(width: int, eps: float, bias: bool, centre: bool) -> nn.LayerNorm | nn.RMSNorm:
+    check_number("eps", eps, 0, shape=())
+    flags(bias=bias, centre=centre)
+    return nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
+
+
 class LayerNormRate(Term):
     """S[u] = γ (LN(u) − u), LN over the features of each token: an Euler step with Δt = 1/γ is LayerNorm itself.
 
@@ -101,10 +107,8 @@ class LayerNormRate(Term):
     def __init__(self, width: int, strength: float = 1.0, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
         check_number("strength", strength, 0)
-        check_number("eps", eps, 0, shape=())
-        flags(bias=bias, centre=centre)
         self.width, self.strength = whole("width", width), strength
-        self.norm = nn.LayerNorm(width, eps=eps, bias=bias) if centre else nn.RMSNorm(width, eps=eps)
+        self.norm = _norm(width, eps, bias, centre)
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_state(u, mask, self.width, self.norm)
@@ -113,16 +117,17 @@ class LayerNormRate(Term):
 
 
 class PreNorm(Term):
-    """T[LN(u)]: a term that reads the normalised field. Pre-LayerNorm is this composition; it is not a term S."""
+    """T[LN(u)]: a term that reads the normalised field. Pre-LayerNorm is this composition; it is not a term S.
+
+    centre=False takes RMSNorm in place of LN, as in `LayerNormRate`.
+    """
 
     symbol: str = ""
 
-    def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True):
+    def __init__(self, term: Term, width: int, eps: float = 1e-5, *, bias: bool = True, centre: bool = True):
         super().__init__()
-        check_number("eps", eps, 0, shape=())
-        flags(bias=bias)
         self.width, self.term = whole("width", width), instance("term", term, Term)
-        self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
+        self.norm = _norm(width, eps, bias, centre)
         self.symbol = term.symbol  # its rate counts as that of the term inside
 
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:

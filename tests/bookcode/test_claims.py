@@ -274,6 +274,7 @@ def test_claims_name_recorded_figures_and_controls():
 
 # what may stand before a figure's own name: of which model, data, weights, unit or axis it is
 PREFIXES = ("untrained_", "shuffled_", "all_", "relative_", "features_", "y_", "untrained_y_")
+PREFIXES += ("whole_", "blended_", "halved_")  # of which step, and refined how
 WRITTEN = {"log10_gradient_norm_ratio": "log10_gradient_{n}_ratio"}  # put together from parts
 WRITTEN |= {"gradient_rms_spread": "gradient_{kind}_spread"}
 WRITTEN |= {f"{word}y_ratio0.03": "ratio{RATIO}" for word in ("", "untrained_")}

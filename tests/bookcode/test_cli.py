@@ -2,8 +2,10 @@
 
 import csv
 import io
+import math
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from functools import partial
 
 import children
 import pytest
+import torch
 from click.testing import CliRunner
 from made_claims import attack_run
 
@@ -23,6 +26,7 @@ from pdebook.evidence.experiment import Scale
 from pdebook.ledger.claims import read_claims
 from pdebook.ledger.record import Result, Store
 from pdebook.ledger.sources import experiments
+from pdelab import probing
 from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 
@@ -136,6 +140,17 @@ def test_a_pattern_names_several_and_each_once():
         (["data", "get", "imagenet"], "imagenet"),
         (["data", "get"], "Missing argument"),
         (["walk"], "No such command 'walk'"),
+        (["probe"], "Missing argument 'NETWORK'"),
+        (["probe", "bert-base"], "no network is called 'bert-base', nor a folder; give minilm or smollm2; a folder"),
+        (["probe", "no_such:f"], "no_such cannot be loaded: No module named 'no_such'"),
+        (["probe", "no_such.py:f"], "no_such.py cannot be loaded: [Errno 2] No such file"),
+        (["probe", "math:tau"], "math has no function 'tau'"),
+        (["probe", "builtins:dict"], "must return (model, inputs) or (model, inputs, loss): a torch module"),
+        (["probe", "builtins:dict", "--text", __file__], "--text is for networks with a tokenizer"),
+        (["probe", "minilm", "--text", "no.txt"], "'no.txt' does not exist"),
+        (["probe", "minilm", "--device", "abacus"], "--device: device must be one that is here"),
+        (["probe", "minilm", "--control", "fair"], "'fair' is not one of"),
+        (["probe", "minilm", "--control", "random", "--no-controls"], "exclude each other"),
     ],
 )
 def test_what_is_not_understood_gives_a_sentence_and_exit_code_2(words, says):
@@ -331,6 +346,147 @@ def test_the_doctor_says_what_is_here_and_what_is_missing():
     words = pdelab("doctor")
     for expected in ("torch", "scikit-learn", "device", "cores", "data folder", "pdelab data get mnist", "0 damaged"):
         assert expected in words
+
+
+NETWORK = """
+import torch
+from torch import nn
+
+
+def small(layers=3):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)  # which copies: draw the layers apart
+    for weight in encoder.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return encoder, torch.randn(4, 6, 8)
+
+
+def judged():
+    return *small(), lambda out: out.square().mean()
+
+
+def deep():
+    return small(20)
+
+
+def flat():
+    return nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8)
+
+
+def broken():
+    raise ZeroDivisionError
+"""
+QUICK = ("--sampled", "0", "--threads", "1", "--quiet")
+
+
+@pytest.fixture
+def network(places, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (places / "network.py").write_text(NETWORK)
+    return str(places / "network.py")
+
+
+def test_the_controls_of_the_command_are_those_of_probe():
+    assert tuple(name.replace("-", " ") for name in cli.CONTROLS) == probing.CONTROLS
+
+
+def test_a_function_is_probed_and_the_report_is_what_probe_gives(places, network):
+    said = pdelab(
+        "probe", f"{network}:judged", *QUICK, "--html", str(places / "a.html"), "--json", str(places / "a.json")
+    )
+    model, given, loss = runpy.run_path(network)["judged"]()
+    report = probing.probe(model, given, loss=loss, sampled=0, progress=False)
+    assert str(report) in said
+    assert (places / "a.json").read_text() == report.to_json()
+    assert "<svg" in (places / "a.html").read_text()
+    assert "written" in said
+
+
+def test_a_module_beside_you_is_found_and_controls_are_chosen(network, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(network))
+    for words, rows in (
+        (["--no-controls"], []),
+        (["--control", "shuffled-layers", "--control", "random"], ["shuffled layers", "random"]),
+    ):
+        said = pdelab("probe", "network:small", *QUICK, *words)
+        assert re.findall(r"^ *(random|permuted|shuffled layers|shuffled tokens)  ", said, re.MULTILINE) == rows
+
+
+def test_a_network_that_cannot_be_read_and_one_that_fails_end_with_exit_code_1(network):
+    words = pdelab("probe", f"{network}:flat", *QUICK, code=1)
+    assert words.startswith("pdelab: no two modules in a row of Sequential map a field")
+    assert "blocks=" in words
+    with pytest.raises(ZeroDivisionError):  # the user's own code: with its traceback
+        CliRunner().invoke(cli.main, ["probe", f"{network}:broken", *QUICK], catch_exceptions=False)
+
+
+def test_a_probe_that_is_stopped_goes_on_with_what_is_left(places, network):
+    words = ["probe", f"{network}:deep", *QUICK]
+    process = command(*words)
+    deadline = time.monotonic() + 120
+    while not list((places / "data" / "probes").glob("*.json")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == terminal.STOPPED, (out, err)
+    assert err == "pdelab: stopped; the same command goes on with what is left\n"
+    (first, *_) = (places / "data" / "probes").glob("model-*.json")
+    before = first.stat().st_mtime_ns
+    assert "20 layers" in pdelab(*words)
+    assert len(list((places / "data" / "probes").glob("*.json"))) == 5
+    assert first.stat().st_mtime_ns == before
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A causal network and an encoder, with a tokenizer that has a token for every letter."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = Tokenizer(models.WordLevel({chr(32 + n): n for n in range(95)}, unk_token=" "))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token=" ")
+    sizes = {"vocab_size": 95, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 40}
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved")
+    for name, config, kind in (("causal", "LlamaConfig", "LlamaForCausalLM"), ("encoder", "BertConfig", "BertModel")):
+        model = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).to(torch.bfloat16)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def test_a_saved_folder_is_probed_on_a_text(places, saved):
+    (places / "text.txt").write_text("Depth is time, and tokens are space. " * 20)
+    options = ("--text", str(places / "text.txt"), "--length", "12", "--examples", "5", "--no-controls", *QUICK)
+    causal, encoder = (pdelab("probe", str(saved / name), *options) for name in ("causal", "encoder"))
+    assert "LlamaForCausalLM: 2 layers, A→R; 5 examples, 60 tokens; finished" in causal
+    assert "BertModel: 2 layers, A→S→R→S; 5 examples, 60 tokens; finished" in encoder
+    loss = float(re.search(r"The loss is ([\d.]+)", causal)[1])
+    assert loss == pytest.approx(math.log(95), abs=0.1)  # of a network that knows nothing yet
+    assert "The loss" not in encoder
+    assert "%|" not in causal  # no bar of loading
+
+
+def test_a_text_or_folder_that_will_not_do_is_told_in_a_sentence(places, saved):
+    causal = str(saved / "causal")
+    (places / "short.txt").write_text("a")
+    (places / "odd.txt").write_bytes(b"\xff\xfe\x00")
+    assert "must hold two tokens" in pdelab("probe", causal, "--text", str(places / "short.txt"), *QUICK, code=2)
+    assert "no text in UTF-8" in pdelab("probe", causal, "--text", str(places / "odd.txt"), *QUICK, code=2)
+    assert "at most 40, the positions" in pdelab("probe", causal, "--length", "41", *QUICK, code=2)
+    assert "holds no model and tokenizer" in pdelab("probe", str(places), *QUICK, code=1)
+
+
+def test_weights_or_packages_that_are_missing_are_named(monkeypatch, saved):
+    assert "pdelab data get minilm" in pdelab("probe", "minilm", *QUICK, code=3)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for target in ("minilm", str(saved / "causal")):
+        assert 'pip install "pdelab[probe]"' in pdelab("probe", target, *QUICK, code=1)
 
 
 def command(*words):

@@ -30,10 +30,13 @@ def keeps(name):
 
 SMOKE = [name for name in experiments() if Scale.SMOKE in runner.find(name).scales]
 GO_ON = [name for name in SMOKE if keeps(name)]
+READ = {"beyond_noise", "beyond_profile", "beyond_sentences", "beyond_steps"}
 
 # Less is enough where each value means another group of trainings, or each example another state.
 FEWER = {
     "corner_settings": {"pdebook.chapters.trained_corners.measure.RATES": (1e-2,)},
+    "deep_scale": {"pdebook.chapters.beyond.deep.XS": (1.0,)},
+    "deep_warning": {"pdebook.chapters.beyond.warning.RATES": (1e-2,)},
     "embedding_scale": {"pdebook.chapters.experiments_listops.measure.SCALES": (1, 10)},
     "fidelity_sweep": {
         "pdebook.chapters.experiments_listops.fidelity_sweep.SCALES": (1, 10),
@@ -147,10 +150,10 @@ def test_a_stop_in_the_last_step_of_a_training_is_not_lost(steps, tmp_path):
 def test_the_other_experiments_begin_anew():
     """They keep nothing, as they make no use of the workplace: attacks, exact computations, trainings of seconds.
 
-    `crowd_rates` computes for seconds and trains nothing.
+    `crowd_rates` computes for seconds and trains nothing; `beyond_…` reads networks that others trained.
     """
     assert {name for name in experiments() if keeps(name)} == set(GO_ON)
-    assert set(SMOKE) - set(GO_ON) == {"algorithm1", "crowd_rates", "estimators", "layers_undone"}
+    assert set(SMOKE) - set(GO_ON) == {"algorithm1", *READ, "crowd_rates", "estimators", "layers_undone"}
 
 
 def test_a_new_process_goes_on_where_another_was_stopped(steps, tmp_path, monkeypatch):

@@ -32,11 +32,13 @@ from pdelab.metrics import (
     diffusivity,
     information,
     jacobian,
+    outliers,
     similarity,
     spectrum,
     stability,
 )
 from pdelab.metrics import base as metrics
+from pdelab.terms.reaction import GatedReaction
 
 SECONDS = 5
 SHARE = 0.95  # of the wrong calls, those whose error names the argument
@@ -240,6 +242,12 @@ def jac(**may: str) -> Argument:
     return Argument(J, wrong | flawed(J) | not_a_field(J), may)
 
 
+def given(**may: str) -> Argument:
+    """What somebody else's model is called with."""
+    wrong = {"number": 3.0, "word": "u", "list": U.tolist(), "nothing": None, "names": {"u": U}} | flawed(U)
+    return Argument(U, wrong, may)
+
+
 def in_order(module, inside=True, width=True, **arguments) -> Call:
     """A term, an equation or a model that is called with a field."""
     like = any(True for _ in module.parameters())
@@ -318,7 +326,17 @@ CALLS = {
         pdelab.FeatureDiffusion, coefficient=number(0.1, **PER_FEATURE), boundary=word("periodic")
     ),
     "pdelab.FeatureDiffusion()": in_order(pdelab.FeatureDiffusion(0.1)),
-    "pdelab.Interaction": call(pdelab.Interaction, width=size(WIDTH), heads=size(2), strength=number(1.0)),
+    "pdelab.Interaction": call(
+        pdelab.Interaction,
+        width=size(WIDTH),
+        heads=size(2),
+        strength=number(1.0),
+        groups=size(1, optional=True),
+        rotary=number(1e4, -1.0, optional=True),
+    ),
+    "pdelab.Interaction() with rotary positions": in_order(pdelab.Interaction(WIDTH, 2, groups=1, rotary=1e4)),
+    "terms.reaction.GatedReaction": call(GatedReaction, width=size(WIDTH), hidden=size(8), activation=word("silu")),
+    "terms.reaction.GatedReaction()": in_order(GatedReaction(WIDTH, 8)),
     "pdelab.Interaction()": in_order(pdelab.Interaction(WIDTH, 2)),
     "pdelab.Interaction() causal": in_order(pdelab.Interaction(WIDTH, 2, causal=True)),
     "pdelab.Interaction.leaked": call(
@@ -560,20 +578,27 @@ CALLS = {
     **{
         f"metrics.{module.__name__.split('.')[-1]}.{one.__name__}": call(one, u=state(), mask=padding())
         for module, names in (
-            (stability, "energy state_rms mean_energy fluctuation spread diameter nonuniformity stable_rank"),
+            (stability, "state_rms spread diameter"),
             (spectrum, "power amplitude spectrum cumulative_energy"),
         )
         for one in (getattr(module, name) for name in names.split())
     },
     **{
+        f"metrics.stability.{name}": call(getattr(stability, name), u=state(), mask=padding(), reduce=word("mean"))
+        for name in ("energy", "mean_energy", "fluctuation", "nonuniformity", "stable_rank")
+    },
+    "metrics.outliers.outliers": call(outliers.outliers, u=state(), mask=padding(), factor=number(1.1, 0.5)),
+    **{
         f"metrics.spectrum.{one.__name__} in bins": call(one, u=U, bins=BINS)
         for one in (spectrum.power, spectrum.amplitude, spectrum.spectrum, spectrum.cumulative_energy)
     },
     "metrics.spectrum.spectral_similarity": call(spectrum.spectral_similarity, **PAIR, bins=BINS, over=word("series")),
-    "metrics.similarity.cosine": call(similarity.cosine, **PAIR, centre=word("none"), over=word("token")),
-    "metrics.similarity.pearson": call(similarity.pearson, **PAIR, centre=word("none")),
-    "metrics.similarity.spearman": call(similarity.spearman, **PAIR, centre=word("none")),
-    "metrics.similarity.mse": call(similarity.mse, **PAIR),
+    "metrics.similarity.cosine": call(
+        similarity.cosine, **PAIR, centre=word("none"), over=word("token"), reduce=word("mean")
+    ),
+    "metrics.similarity.pearson": call(similarity.pearson, **PAIR, centre=word("none"), reduce=word("mean")),
+    "metrics.similarity.spearman": call(similarity.spearman, **PAIR, centre=word("none"), reduce=word("mean")),
+    "metrics.similarity.mse": call(similarity.mse, **PAIR, reduce=word("median")),
     "metrics.similarity.nmse": call(similarity.nmse, **PAIR),
     "metrics.similarity.cka": call(similarity.cka, **PAIR),
     "metrics.similarity.fidelity": call(
@@ -661,15 +686,30 @@ CALLS = {
         run=thing(run()),
         integrator=thing(pdelab.Euler()),
         centre=word("stage"),
+        reduce=word("mean"),
+    ),
+    "metrics.budget.budget_of": call(
+        budget.budget_of,
+        steps=Argument(
+            [[("A", U, U, 2 * U)]],
+            {"nothing": None, "number": 3, "none": [], "no stages": [[]], "tensor": U, "no tuple": [[U]]}
+            | {"open": [[("A", U, U, 3 * U)]], "shape": [[("A", V, U, U[:1])]], "integers": [[("A", U.long(), U, U)]]},
+            {},
+        ),
+        mask=padding(),
+        centre=word("stage"),
+        reduce=word("mean"),
     ),
     # Metrics of maps and Jacobians
     **{
-        f"metrics.attention.{one.__name__}": call(one, P=maps(MASKED), mask=padding(), heads=word("each"))
+        f"metrics.attention.{one.__name__}": call(
+            one, P=maps(MASKED), mask=padding(), heads=word("each"), reduce=word("mean")
+        )
         for one in (attention.entropy, attention.to_uniform)
     },
     **{
         f"metrics.attention.{one.__name__}": call(
-            one, P=maps(MASKED), Q=maps(MASKED.flip(1)), mask=padding(), heads=word("each")
+            one, P=maps(MASKED), Q=maps(MASKED.flip(1)), mask=padding(), heads=word("each"), reduce=word("mean")
         )
         for one in (attention.cosine, attention.kl)
     },
@@ -714,16 +754,49 @@ CALLS = {
     ),
     **{
         f"metrics.jacobian.{one.__name__}": call(one, f=function(double, *SHAPES, graph=True), u=state())
-        for one in (jacobian.jacobian, jacobian.influence, jacobian.logarithmic_norm)
+        for one in (jacobian.jacobian, jacobian.influence)
     },
+    "metrics.jacobian.jacobian with a mask": call(jacobian.jacobian, f=double, u=U, mask=padding()),
+    "metrics.jacobian.logarithmic_norm": call(
+        jacobian.logarithmic_norm,
+        f=function(double, *SHAPES, graph=True),
+        u=state(),
+        mask=padding(),
+        method=word("lanczos"),
+        steps=size(3),
+        seed=seed(),
+    ),
+    "metrics.jacobian.random_growth": call(
+        jacobian.random_growth,
+        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        u=state(),
+        mask=padding(),
+        draws=size(2),
+        seed=seed(),
+    ),
+    "metrics.diffusivity.sampled_diffusivity": call(
+        diffusivity.sampled_diffusivity,
+        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        u=state(),
+        mask=padding(),
+        draws=size(2, 2),
+        seed=seed(),
+    ),
     "metrics.jacobian.derivative": call(
         jacobian.derivative,
         f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
         u=state(),
         direction=state(V, width=True),
+        mask=padding(),
     ),
     "metrics.jacobian.lipschitz": call(
-        jacobian.lipschitz, f=function(double, *SHAPES, graph=True), u=state(), steps=size(3), seed=seed()
+        jacobian.lipschitz,
+        f=function(double, *SHAPES, graph=True),
+        u=state(),
+        mask=padding(),
+        steps=size(3),
+        seed=seed(),
+        method=word("power"),
     ),
     # Information
     "metrics.information.entropy": call(information.entropy, y=classes(LABELS, paired=False), correction=word("none")),
@@ -1017,6 +1090,51 @@ CALLS = {
         objective=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True, graph=True),
         penalty=function(lambda model, batch: model(batch.x).sum(), 3.0, None, U, optional=True, graph=True),
     ),
+    # Other people's models
+    "pdelab.record": call(
+        pdelab.record,
+        model=thing(ENCODER),
+        inputs=given(),
+        mask=padding(),
+        blocks=many(["layers.0", "layers.1"], nothing="found"),
+        keep=function(lambda stages: stages, optional=True),
+    ),
+    "recording.Recording.layer": call(pdelab.record(ENCODER, U).layer, number=size(1, 0)),
+    "recording.Recording.summed": call(
+        pdelab.record(ENCODER, U).summed, number=size(1, 0), u=state(inside=True, width=True)
+    ),
+    "recording.Recording.again": call(
+        pdelab.record(ENCODER, U).again,
+        inputs=given(nothing="those recorded"),
+        model=thing(ENCODER, True),
+        mask=padding(),
+    ),
+    "recording.Recording.rewrite": call(
+        pdelab.record(ENCODER, U).rewrite,
+        write=function(lambda at, u, delta: u, *SHAPES[:-1], optional=True),
+        step=function(lambda number, u, f: u, *SHAPES[:-1], optional=True),
+        inputs=given(nothing="those recorded", **SEEN),
+    ),
+    "recording.Recording.gradients": call(
+        pdelab.record(ENCODER, U).gradients, loss=function(lambda out: out.sum(), 3.0, None, U, graph=True)
+    ),
+    "pdelab.probe": call(
+        lambda **given: pdelab.probe(
+            **{"model": ENCODER, "inputs": U, "controls": (), "sampled": 0} | given, progress=False
+        ),
+        model=thing(ENCODER),
+        inputs=given(),
+        mask=padding(),
+        blocks=many(["layers.0", "layers.1"], nothing="found"),
+        loss=function(lambda out: out.sum(), 3.0, U, optional=True, graph=True),
+        controls=many(["random"], empty="the network alone"),
+        sampled=size(1, 0),
+        seed=seed(),
+    ),
+    "pretrained.load": call(importlib.import_module("pdelab.pretrained").load, name=word("minilm")),
+    "pretrained.untrained": call(
+        importlib.import_module("pdelab.pretrained").untrained, name=word("minilm"), seed=seed()
+    ),
     "evaluation.wilson": call(
         evaluation.wilson,
         successes=number(3.0, -1.0, 11.0),
@@ -1058,6 +1176,7 @@ CALLS = {
 # The good call would need the network, or a file that is not here
 BAD_ONLY = {name for name in CALLS if name.startswith("datasets.cache.")}
 BAD_ONLY |= {"datasets.characters.shakespeare", "datasets.texts.newsgroups", "metrics.stability.state_gradients"}
+BAD_ONLY |= {"pretrained.load", "pretrained.untrained"}
 
 # Public and not called, by its place in the library, with the reason; a place stands for all that is in it
 UNCALLED = {
@@ -1075,23 +1194,40 @@ UNCALLED = {
     "field.check_number": "the check itself, called by every term with a strength",
     "field.same_shape": "the check itself, called wherever a function of a field is given",
     "field.described": "words for an error",
+    "terms.interaction.rotated": "a formula, called by every term with rotary positions",
     "field.precise": "a tensor in another dtype",
     "field.first_token": "a mask alone, which others have checked",
     "metrics.base.real_places": "inside metrics, of what clean has checked",
     "metrics.base.mean_where": "inside metrics, of what clean has checked",
     "metrics.base.mean_along": "inside metrics, of what clean has checked",
+    "metrics.base.reduced": "inside metrics, which are called with each reduction",
+    "metrics.base.each_example": "inside metrics, which are called with each reduction",
     "metrics.base.aligned": "inside metrics, of what clean has checked",
     "metrics.base.norm": "any tensor has one",
     "metrics.base.stacked": "the check itself",
     "metrics.attention.check_rows": "the check itself, called by every metric of maps",
     "metrics.attention.check_maps": "the check itself, called by every metric of maps",
     "metrics.budget.Budget": "a record",
+    "metrics.outliers.Outliers": "a record",
+    "metrics.diffusivity.Sampled": "a record",
+    "metrics.jacobian.evaluated": "the check itself, called wherever a function of a field is differentiated",
     "metrics.stability.PushConstants": "a record",
     "metrics.information.estimate": "records and the checks themselves; rows and permutation_test are called",
     "metrics.information.channel.Bounds": "a record",
     "evaluation.Evaluation": "a record",
     "evaluation.Watched": "a record",
     "training.Training": "a record",
+    "watching": "inside record and rewrite, of what they have checked",
+    "recording.Stage": "a record",
+    "recording.At": "a record",
+    "recording.Recording": "a record; its methods are called",
+    "recording.Unreadable": "an exception",
+    "recording.one_number": "the check itself, called by gradients and probe",
+    "probing.measured": "inside probe, of what it has checked",
+    "probing.redrawn": "inside probe: a control of its model",
+    "probing.permuted": "inside probe: a control of its model",
+    "report": "what probe found, in test_probing",
+    "pretrained.Pretrained": "texts for a tokenizer, in test_pretrained",
     "training.patience": "has no arguments",
     "datasets.names": "has no arguments",
     "datasets.characters.chain": "has no arguments",
@@ -1258,6 +1394,8 @@ def test_half_precision_gives_what_single_precision_gives(place, half):
 def tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
+    if is_dataclass(result):
+        return [value for value in vars(result).values() if isinstance(value, Tensor)]
     values = result.values() if isinstance(result, dict) else result
     return [one for value in values for one in tensors(value)]
 

@@ -216,6 +216,29 @@ def test_a_subclass_is_taken_unless_it_computes_something_else():
     assert from_torch(Renamed(layer, 1)).steps == 1
 
 
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre", "post"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_causal_encoder_is_torch_s_own_under_a_causal_mask(batch_first, norm_first):
+    theirs = encoder(batch_first=batch_first, norm_first=norm_first, norm=True)
+    ours, u = from_torch(theirs, causal=True), field()
+    past = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    given = theirs(u if batch_first else u.transpose(0, 1), mask=past, is_causal=True)
+    torch.testing.assert_close(ours(u), given if batch_first else given.transpose(0, 1), rtol=0, atol=1e-10)
+    assert (ours(u) - from_torch(theirs)(u)).abs().max() > 1e-3
+    later = torch.cat([u[:, :3], field(seed=9)[:, 3:]], dim=1)
+    torch.testing.assert_close(ours(later)[:, :3], ours(u)[:, :3], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_hooks_are_compared_under_the_mask_that_was_asked_for(causal):
+    theirs = encoder()
+    theirs.layers[0].register_forward_hook(lambda module, given, out: None)
+    from_torch(theirs, causal=causal)
+    theirs.layers[1].linear1.register_forward_hook(lambda module, given, out: out + 1)
+    with pytest.raises(ValueError, match="encoder gives another output than its weights do"):
+        from_torch(theirs, causal=causal)
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_hook_may_look_but_not_change(batch_first):
     theirs, seen = encoder(batch_first=batch_first).train(), []

@@ -3,6 +3,7 @@
 For a deterministic T = f(X) and samples that differ, I(X; bin T) = H(bin T) ≤ log n: it measures the bins.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,14 +32,16 @@ def entropy(y: Tensor | Sequence[int], *, correction: str = "none") -> Estimate:
     counts = _counts(codes)
     pointwise = -(counts / len(codes)).log()[codes]
     bias = -(len(counts) - 1) / (2 * len(codes)) if correction == "miller-madow" else 0.0
-    return Estimate.mean_of(pointwise, "plug-in" if correction == "none" else correction, less=bias)
+    method = "plug-in" if correction == "none" else correction
+    return Estimate.mean_of(pointwise, method, less=bias, ceiling=math.log(len(codes)))
 
 
 def discrete_information(x: Tensor | Sequence[int], y: Tensor | Sequence[int], *, correction: str = "none") -> Estimate:
     """I = Σ p̂(x, y) log p̂(x, y)/p̂(x)p̂(y), the plug-in estimate for labels.
 
     At independence it is χ²/2n to first order, so about (mₓ − 1)(m_y − 1)/2n too large for mₓ and m_y labels;
-    miller-madow takes off (m_xy − mₓ − m_y + 1)/2n, which is the same if all pairs occur, m_xy = mₓm_y.
+    miller-madow takes off (m_xy − mₓ − m_y + 1)/2n, which is the same if all pairs occur, m_xy = mₓm_y. It is at most
+    the smaller of the two entropies: `saturated` also where one label tells the other indeed.
 
     >>> round(float(discrete_information([0, 0, 1, 1], [3, 3, 5, 5])), 4)
     0.6931
@@ -50,7 +53,8 @@ def discrete_information(x: Tensor | Sequence[int], y: Tensor | Sequence[int], *
     n, sizes = len(a), [_counts(codes) for codes in (a, b, joint)]
     pointwise = (n * sizes[2][joint] / (sizes[0][a] * sizes[1][b])).log()
     bias = (len(sizes[2]) - len(sizes[0]) - len(sizes[1]) + 1) / (2 * n) if correction == "miller-madow" else 0.0
-    return Estimate.mean_of(pointwise, "plug-in" if correction == "none" else correction, less=bias)
+    method, ceiling = "plug-in" if correction == "none" else correction, min(entropy(a).value, entropy(b).value)
+    return Estimate.mean_of(pointwise, method, less=bias, ceiling=ceiling)
 
 
 def bin_codes(t: Tensor, bins: int, limits: str | tuple[float, float] = "layer") -> Tensor:
@@ -80,11 +84,13 @@ def binned_information(
     """I(X; bin T) = H(bin T) without y, I(bin T; Y) with labels y: a row of bins is one symbol.
 
     With many features almost every row is a symbol of its own: the first is then log n and the second H(Y), whatever t
-    is. `per_unit_information` does not saturate.
+    is, and the estimate is `saturated`; so it is where t has one feature, at log bins. `per_unit_information` is not.
     """
-    codes = labels(bin_codes(t, bins, limits), name="t")
+    placed = bin_codes(t, bins, limits)
+    codes = labels(placed, name="t")
     found = entropy(codes) if y is None else discrete_information(codes, y)
-    return Estimate(found.value, found.error, found.samples, f"{bins} bins")
+    ceiling = min(found.ceiling, placed.shape[1] * math.log(bins))
+    return Estimate(found.value, found.error, found.samples, f"{bins} bins", ceiling)
 
 
 def per_unit_information(

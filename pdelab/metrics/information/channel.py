@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pdelab.metrics.information.bins import entropy
 from pdelab.metrics.information.estimate import Estimate, labels, samples
 from pdelab.options import positive, whole
 from pdelab.seeds import stream
@@ -79,7 +80,8 @@ def channel_information(
     for _ in range(draws):
         z = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
         found.append(_log_ratio(t + sigma * z, t, sigma, kinds))
-    return Estimate.mean_of(torch.stack(found).mean(dim=0), f"channel, noise {noise:.3g}")
+    ceiling = math.log(len(t)) if kinds is None else entropy(kinds).value
+    return Estimate.mean_of(torch.stack(found).mean(dim=0), f"channel, noise {noise:.3g}", ceiling=ceiling)
 
 
 def _log_ratio(s: Tensor, t: Tensor, sigma: float, kinds: Tensor | None) -> Tensor:

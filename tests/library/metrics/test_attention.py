@@ -146,3 +146,15 @@ def test_the_maps_of_a_run_are_measured_layer_by_layer():
 def test_what_is_no_map_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_values_of_each_row_have_the_mean_and_the_median_of_the_metric():
+    P = torch.randn(3, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor([[5], [3], [2]])
+    P = P.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(dim=-1)
+    for metric in (entropy, to_uniform, partial(kl, P.flip(1)), partial(cosine, P.flip(1))):
+        values = metric(P, mask=mask, reduce="none")
+        assert values.shape == (3, 2, 5)
+        assert (values.isnan() == ~mask.unsqueeze(1)).all()
+        torch.testing.assert_close(values.nanmean(), metric(P, mask=mask))
+        torch.testing.assert_close(values[~values.isnan()].quantile(0.5), metric(P, mask=mask, reduce="median"))

@@ -33,6 +33,15 @@ SINGLES = {
         *(stability.nonuniformity, stability.stable_rank),
     )
 }
+REDUCIBLE = {
+    name: f
+    for name, f in (
+        PAIRS | {name: lambda u, v, mask=None, f=f, **how: f(u, mask, **how) for name, f in SINGLES.items()}
+    ).items()
+    if name.split(",")[0] not in ("nmse", "cka", "power", "amplitude", "spectrum", "cumulative_energy")
+    and "spectral" not in name
+}
+PAIRS |= {f"median {name}": partial(f, reduce="median") for name, f in PAIRS.items() if name in REDUCIBLE}
 METRICS = PAIRS | {name: lambda u, v, mask=None, f=f: f(u, mask) for name, f in SINGLES.items()}
 SPECTRAL = [f for name, f in METRICS.items() if "spectr" in name or name in ("power", "amplitude", "cumulative_energy")]
 EACH = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
@@ -71,7 +80,7 @@ def test_half_precision_is_raised_to_float32(name):
     assert value.dtype == torch.float32
     # a mean that is taken off orders equal entries by rounding. Where two neighbouring ranks of n are swapped, Σd²
     # moves by 2n at most and 1 − 6Σd²/(n³ − n) by 12/n², here 8e-6: room for a dozen
-    swaps = 12 if name in ("spearman, all", "spearman, position") else 0
+    swaps = 12 if name.removeprefix("median ") in ("spearman, all", "spearman, position") else 0
     atol = 1e-5 + swaps * 12 / u[0].numel() ** 2
     torch.testing.assert_close(value, metric(u.double(), v.double()).float(), rtol=1e-4, atol=atol)
 
@@ -107,6 +116,46 @@ def test_with_a_mask_too_unless_it_must_know_the_lengths(metric):
 def test_what_is_no_state_is_refused(metric, u, mask, message):
     with pytest.raises(ValueError, match=message):
         metric(u, u, mask)
+
+
+@pytest.mark.parametrize("name", REDUCIBLE)
+def test_the_values_that_are_not_reduced_have_the_mean_and_the_median_of_the_metric(name):
+    metric = REDUCIBLE[name]
+    (u, mask), (v, _) = (padded([field(1, n, seed=n + k) for n in (6, 4, 5)], (0, 2, 1), 7) for k in (0, 10))
+    values = metric(u, v, mask, reduce="none")
+    assert values.shape in {(3,), (3, 7)}
+    by_example = name in ("energy", "fluctuation")  # examples count alike there, in the others tokens do
+    mean = values.nanmean(dim=1).mean() if by_example else values.nanmean()
+    close(metric(u, v, mask), mean)
+    close(metric(u, v, mask, reduce="median"), values[~values.isnan()].quantile(0.5))
+    if values.ndim == 2 and "position" not in name:
+        assert (values.isnan() == ~mask).all()
+
+
+# where a mean is subtracted, it is common to the examples
+@pytest.mark.parametrize("name", [n for n in REDUCIBLE if not n.endswith((", all", ", position"))])
+def test_the_values_of_each_example_are_those_of_the_example_alone(name):
+    metric, u, v = REDUCIBLE[name], field(3, 5, seed=1), field(3, 5, seed=2)
+    values = metric(u, v, reduce="none")
+    close(values, torch.cat([metric(u[n : n + 1], v[n : n + 1], reduce="none") for n in range(3)]))
+    close(values.reshape(3, -1).mean(dim=1), torch.stack([metric(u[n : n + 1], v[n : n + 1]) for n in range(3)]))
+
+
+def test_one_giant_token_moves_the_mean_as_far_as_it_is_long_and_not_the_median():
+    u = torch.ones(2, 5, 1, dtype=torch.float64)
+    u[0, 0] = 100
+    assert stability.energy(u) == pytest.approx((1e4 / 2 + 9 / 2) / 10)
+    assert stability.energy(u, reduce="median") == 0.5
+    run = solve(lambda u: 0 * u, u, steps=2, dt=1.0)
+    assert per_layer(stability.energy, run, reduce="median").tolist() == [0.5] * 3
+    assert per_layer(stability.energy, run, reduce="none").shape == (3, 2, 5)
+
+
+def test_the_median_of_what_does_not_exist_is_nan_and_an_unknown_reduction_is_refused():
+    u = torch.zeros(1, 3, 2)
+    assert similarity.cosine(u, field(1, 3, 2, dtype=torch.float32), reduce="median").isnan()
+    with pytest.raises(ValueError, match="reduce must be one of mean, median, none"):
+        stability.energy(u, reduce="max")
 
 
 @PAIR

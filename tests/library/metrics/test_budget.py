@@ -24,7 +24,7 @@ from pdelab import (
     transformer,
 )
 from pdelab.metrics.base import per_layer
-from pdelab.metrics.budget import budget
+from pdelab.metrics.budget import budget, budget_of
 from pdelab.metrics.stability import energy
 
 SCHEMES = (Euler, LieEuler)
@@ -213,3 +213,99 @@ def test_what_does_not_belong_together_is_refused():
 def test_a_final_norm_is_no_step_of_the_equation():
     made = model("causal transformer, final norm")
     refused(made.equation, made.trajectory(field()), made.integrator, "final norm")
+
+
+def stages_of(f, run, scheme):
+    """The steps of a run as a recorder would hand them on, made here by hand."""
+    steps = []
+    for n, (u, after) in enumerate(zip(run.states, run.states[1:], strict=False)):
+        t, dt = run.times[n], run.times[n + 1] - run.times[n]
+        if scheme is Euler:
+            steps.append([(s, dt * rate, u, after) for s, rate in f.rates(u, t, run.mask).items()])
+            continue
+        step, w = [], u
+        for term in f.at(t).terms:
+            delta = dt * term(w, t, run.mask)
+            step.append((term.symbol, delta, w, w + delta))
+            w = w + delta
+        steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize("reduce", ["mean", "median", "none"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_budget_of_given_stages_is_that_of_the_equation_that_made_them(scheme, reduce):
+    u, mask = padded()
+    f = layered(3)
+    with torch.no_grad():
+        run = solve(f, u, steps=3, dt=0.1, integrator=scheme(), mask=mask)
+        found = budget_of(iter(stages_of(f, run, scheme)), mask, reduce=reduce)
+    want = budget(f, run, scheme(), reduce=reduce)
+    assert found.symbols == want.symbols
+    for name in ("energy", "motion", "size"):
+        given, made = getattr(found, name), getattr(want, name)
+        torch.testing.assert_close(given, made, rtol=1e-10, atol=1e-13, equal_nan=True)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_token_closes_by_itself_and_the_mean_of_the_tokens_is_the_mean(scheme):
+    u, mask = padded()
+    f = layered(2)
+    run = solve(f, u, steps=2, dt=0.1, integrator=scheme(), mask=mask)
+    each, mean = (budget(f, run, scheme(), reduce=reduce) for reduce in ("none", "mean"))
+    assert each.energy.shape == (2, 4, *mask.shape)
+    assert (each.energy.isnan() == ~mask).all()
+    energies = per_layer(energy, run, reduce="none")  # (state, batch, token)
+    torch.testing.assert_close(each.energy.sum(dim=1), energies.diff(dim=0), rtol=0, atol=1e-13, equal_nan=True)
+    torch.testing.assert_close(each.energy.nanmean(dim=-1).mean(dim=-1), mean.energy, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(each.shares().sum(dim=1)[:, mask], torch.ones(2, int(mask.sum())).double())
+    squares = each.size.square().nanmean(dim=-1).mean(dim=-1)
+    torch.testing.assert_close(squares, mean.size.square(), rtol=1e-12, atol=1e-14)
+
+
+def test_one_giant_token_carries_the_mean_and_leaves_the_median():
+    u = field(4, 9)
+    write = torch.zeros_like(u)
+    write[0, 0] = 1e4
+    steps = [[("A", 0.1 * u, u, 1.1 * u), ("R", write, 1.1 * u, 1.1 * u + write)]]
+    mean, median, each = (budget_of(steps, reduce=reduce) for reduce in ("mean", "median", "none"))
+    assert mean.leaders() == ("R",)
+    assert median.leaders() == ("A",)
+    assert median.energy[0, 1] == 0
+    torch.testing.assert_close(median.size[0, 0], 0.1 * u.norm(dim=-1).flatten().quantile(0.5))
+    assert each.energy[0, 1].argmax() == 0
+    with pytest.raises(ValueError, match="medians do not sum to the step"):
+        median.shares()
+    with pytest.raises(ValueError, match="leaders need reduce='mean' or 'median'"):
+        each.leaders()
+
+
+def test_the_median_is_that_of_all_stages_of_a_symbol_together():
+    """A writes 1 at every token and takes it back: its stages cancel, though the median of each is not zero."""
+    u = torch.ones(1, 4, 1)
+    step = [("A", u, u, 2 * u), ("R", u, 2 * u, 3 * u), ("A", -u, 3 * u, 2 * u)]
+    assert budget_of([step], reduce="median").size.tolist() == [[0.0, 1.0]]
+
+
+def test_stages_of_half_precision_close_as_far_as_it_rounds_and_are_summed_in_float32():
+    u, delta = field(dtype=torch.bfloat16), field(seed=1).bfloat16()
+    found = budget_of([[("A", delta, u, u + delta)]])
+    assert found.energy.dtype == torch.float32
+    want = ((2 * u.float() + delta.float()) / 2 * delta.float()).sum(dim=-1).mean()
+    torch.testing.assert_close(found.energy[0, 0], want, rtol=0.02, atol=0.02)
+
+
+def test_stages_that_do_not_lead_from_state_to_state_are_refused():
+    u = field()
+    for steps, words in (
+        ([[("A", u, u, 3 * u)]], r"steps\[0\] does not close"),
+        ([[("A", u, u, 2 * u)], [("A", u, u, u)]], r"steps\[1\] does not close"),
+        ([[("A", u, u)]], r"steps\[0\] must be a list of stages"),
+        ([[]], r"steps\[0\] must be a list of stages"),
+        ([], "steps must hold at least one step"),
+        (u, "steps must be a list of steps"),
+        ([[("A", u, u, 2 * u[:, :3])]], r"steps\[0\] must hold fields of one shape"),
+        ([[("A", u * math.nan, u, u)]], r"steps\[0\] \(A\) holds NaN"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            budget_of(steps)

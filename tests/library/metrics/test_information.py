@@ -463,6 +463,41 @@ def test_an_estimate_prints_and_converts():
     assert float(found) == BITS
     assert found.bits == pytest.approx(1)
     assert str(found) == "0.693 ± 0.100 nats (KSG, 10 samples)"
+    assert not found.saturated
+    assert str(Estimate(0.69, 0.1, 2, "bins", BITS)) == "0.690 ± 0.100 nats (bins, 2 samples, saturated: at most 0.693)"
+
+
+def test_what_counts_the_samples_or_the_bins_says_that_it_is_saturated():
+    """Rows of many features are all different, whatever they hold: log n, and H(Y) for labels drawn at random."""
+    noise, y = normal(22, "t", size=(64, 40)), torch.arange(64) % 4
+    assert entropy(torch.arange(64)).saturated
+    for found, most in (
+        (binned_information(noise), math.log(64)),
+        (binned_information(noise, y), math.log(4)),
+        (binned_information(torch.linspace(0, 1, 640), bins=8), math.log(8)),
+        (channel_information(noise, noise=1e-6), math.log(64)),
+        (channel_information(noise, y, noise=1e-6), math.log(4)),
+        (ksg(noise[:, :1], noise[:, :1], splits=0), sum(1 / n for n in range(3, 64))),
+    ):
+        assert found.ceiling == pytest.approx(most)
+        assert found.value == pytest.approx(most)
+        assert found.saturated
+
+
+def test_what_could_be_larger_does_not_say_so():
+    x = normal(23, "x", size=(400,))
+    y = x + normal(23, "noise", size=(400,))
+    label = torch.arange(400) % 4
+    for found in (
+        entropy(label),
+        binned_information(x, bins=8),
+        binned_information(x, (x > 0).long() + (y > 0).long(), bins=8),
+        channel_information(x, noise=1.0),
+        ksg(x, y, splits=0),
+        gaussian_fit(x, y),
+        entropy(torch.zeros(5, dtype=torch.long)),
+    ):
+        assert not found.saturated
 
 
 X = torch.linspace(0, 1, 10)

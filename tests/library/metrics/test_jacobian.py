@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from systems import field, padded
 
-from pdelab import Interaction, Reaction
-from pdelab.metrics.jacobian import derivative, influence, jacobian, lipschitz, logarithmic_norm
+from pdelab import Interaction, LayerNormRate, MasterEquation, Reaction
+from pdelab.metrics.jacobian import derivative, influence, jacobian, lipschitz, logarithmic_norm, random_growth
 from pdelab.seeds import normal
 
 
@@ -93,3 +94,84 @@ def test_device_and_dtype_follow_the_input(dtype):
     assert lipschitz(f, u, steps=2).shape == (2,)
     assert logarithmic_norm(f, u).shape == (2,)
     assert influence(f, u).dtype == dtype
+
+
+def block(width=12, seed=0):
+    """A + R on fields of some hundred numbers, no multiple of a symmetric map."""
+    torch.manual_seed(seed)
+    return MasterEquation(Interaction(width, 2), Reaction(width, 24, activation="gelu")).double()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_lanczos_finds_the_logarithmic_norm_of_the_dense_jacobian_to_seven_digits(sign):
+    f, u = block(), 3 * normal(5, "u", size=(3, 20, 12))
+    exact = logarithmic_norm(lambda u: sign * f(u), u, method="dense")
+    found = logarithmic_norm(lambda u: sign * f(u), u, method="lanczos")
+    torch.testing.assert_close(found, exact, rtol=1e-7, atol=0)
+    assert (found <= exact + 1e-12).all()
+    few = [logarithmic_norm(lambda u: sign * f(u), u, method="lanczos", steps=n) for n in (1, 3, 9, 27)]
+    assert (torch.stack(few).diff(dim=0) > -1e-12).all()  # it rises
+
+
+def test_lanczos_on_jtj_finds_the_largest_singular_value_where_power_iteration_is_still_on_its_way():
+    f, u = block(), normal(6, "u", size=(2, 20, 12))
+    exact = torch.linalg.matrix_norm(jacobian(f, u).reshape(2, 240, 240), 2)
+    torch.testing.assert_close(lipschitz(f, u, method="lanczos"), exact, rtol=1e-7, atol=0)
+    close_together = torch.linspace(0, 1, 240, dtype=torch.float64).reshape(20, 12)  # singular values 1, 1 − 1/239, …
+    lanczos, power = (lipschitz(lambda u: close_together * u, u, steps=60, method=m) for m in ("lanczos", "power"))
+    torch.testing.assert_close(lanczos, torch.ones_like(lanczos), rtol=1e-7, atol=0)
+    assert (power < 1 - 1e-4).all()
+
+
+@pytest.mark.parametrize("a", [3.0, -3.0, 0.0])
+def test_lanczos_ends_where_no_direction_is_left(a):
+    """A multiple of the identity leaves none after one step; the zeros that follow must not count for a < 0."""
+    u = torch.ones(2, 2, 3)
+    each = torch.tensor([a, 2 * a])
+    found = logarithmic_norm(lambda u: each.reshape(2, 1, 1) * u, u, method="lanczos", steps=10)
+    torch.testing.assert_close(found, each)
+    torch.testing.assert_close(lipschitz(lambda u: a * u, u, method="lanczos"), torch.full((2,), abs(a)))
+
+
+def test_a_shear_has_the_logarithmic_norm_that_one_finds_by_hand():
+    """J = [[−1, 5], [0, −1]] at every token: ½(J + Jᵀ) has the eigenvalues −1 ± 5/2; 600 tokens, 1200 numbers."""
+    matrix = torch.tensor([[-1.0, 5.0], [0.0, -1.0]], dtype=torch.float64)
+    u = normal(0, "u", size=(1, 600, 2))
+    torch.testing.assert_close(logarithmic_norm(lambda u: u @ matrix.T, u), torch.tensor([1.5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+def test_padding_has_no_part_in_norms_and_growth(method):
+    f = block(4)
+    sequences = [field(1, n, seed=n) for n in (6, 4)]
+    u, mask = padded(sequences, (0, 2), fill=float("nan"))
+    leak = LayerNormRate(4, 9.0).double()
+    torch.nn.init.zeros_(leak.norm.weight)  # −9u
+    for g in (f, MasterEquation(*f.terms, leak)):
+        alone = torch.cat([logarithmic_norm(g, one, method=method) for one in sequences])
+        torch.testing.assert_close(logarithmic_norm(g, u, mask, method=method), alone, rtol=1e-7, atol=1e-9)
+    assert (alone < 0).all()  # of the last, where the zeros of padding would show
+    largest = torch.cat([lipschitz(f, one, method="lanczos") for one in sequences])
+    torch.testing.assert_close(lipschitz(f, u, mask, method="lanczos"), largest, rtol=1e-7, atol=0)
+    J = jacobian(f, u, mask)
+    torch.testing.assert_close(J[1, 2:6, :, 2:6], jacobian(f, sequences[1])[0])
+    assert not J[~mask].any()
+
+
+def test_the_mean_square_growth_of_random_directions_is_the_frobenius_norm():
+    """E|Jv|² = ‖J‖_F²/n for v on the unit sphere of n dimensions; within four standard errors, and below the worst."""
+    f, u = block(), normal(7, "u", size=(3, 8, 12))
+    growth = random_growth(f, u, draws=200)
+    squares, n = growth.square(), u[0].numel()
+    exact = jacobian(f, u).square().sum(dim=(1, 2, 3, 4)) / n
+    assert ((squares.mean(0) - exact).abs() < 4 * squares.std(0) / 200**0.5).all()
+    assert (growth <= lipschitz(f, u, method="lanczos") * (1 + 1e-6)).all()
+    assert torch.equal(growth[:3], random_growth(f, u, draws=3))
+    assert not torch.equal(growth[:3], random_growth(f, u, draws=3, seed=1))
+
+
+def test_a_method_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="method must be one of auto, dense, lanczos"):
+        logarithmic_norm(torch.sin, torch.ones(1, 2, 2), method="power")
+    with pytest.raises(ValueError, match="method must be one of power, lanczos"):
+        lipschitz(torch.sin, torch.ones(1, 2, 2), method="dense")

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from systems import WIDTH, field, fields, layered, padded, seeded
+from systems import WIDTH, field, fields, layered, padded, seeded, term
 from torch import nn
 
 from pdelab import (
@@ -264,9 +264,15 @@ def test_bad_input_to_growth_along_is_refused():
     run = solve(Diffusion(0.1), field(), steps=1, dt=0.01)
     with pytest.raises(ValueError, match="towards must be one of mean, all"):
         growth_along(Diffusion(0.1), run, "zero")
-    u, mask = padded([field(1, 6, seed=1), field(1, 4, seed=2)], (0, 2))
-    with pytest.raises(ValueError, match="run must have no mask"):
-        growth_along(Diffusion(0.1), solve(Diffusion(0.1), u, steps=1, dt=0.01, mask=mask), "all")
+
+
+@pytest.mark.parametrize("towards", ["mean", "all"])
+def test_growth_along_a_padded_run_is_that_of_the_sequences_alone(towards):
+    f = term("interaction")
+    sequences = [field(1, 6, seed=1), field(1, 4, seed=2)]
+    u, mask = padded(sequences, (0, 2), fill=math.nan)
+    alone = [growth_along(f, solve(f, one, steps=1, dt=0.01), towards) for one in sequences]
+    close(growth_along(f, solve(f, u, steps=1, dt=0.01, mask=mask), towards), torch.cat(alone, dim=1), atol=1e-10)
 
 
 def test_the_sign_of_the_basin_margin_tells_decay_from_growth():

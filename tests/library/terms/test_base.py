@@ -1,5 +1,6 @@
 """What holds for every term: its axes, padding, dtype, device, derivatives and refusals."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from systems import SEQUENCES, TERMS, WIDTH, assert_padding_changes_nothing, field, padded, term
 from torch.func import functional_call
 
-from pdelab import Interaction, PreNorm
+from pdelab import Euler, Interaction, LieEuler, MasterEquation, PreNorm, solve
+from pdelab.field import token_mean
+from pdelab.metrics.budget import budget
 from pdelab.terms.base import Term, choose
 
 every_term = pytest.mark.parametrize("name", TERMS)
@@ -20,7 +23,10 @@ MOVED = {
     "causal interaction": ({2, 3, 4}, ALL_FEATURES),
     "interaction with shared output": (ALL_TOKENS, ALL_FEATURES),
     "interaction with shared output, narrow": ({2, 3, 4}, ALL_FEATURES),
+    "interaction with rotary positions, grouped": ({2, 3, 4}, ALL_FEATURES),
     "reaction": ({2}, ALL_FEATURES),
+    "reaction with a gate": ({2}, ALL_FEATURES),
+    "reaction of the field normalised by its size": ({2}, ALL_FEATURES),
     "reaction with leak and source": ({2}, ALL_FEATURES),
     "diffusion, reflecting": ({1, 2, 3}, {1}),
     "diffusion, absorbing, per feature": ({1, 2, 3}, {1}),
@@ -202,3 +208,64 @@ def test_a_layer_may_be_replaced_by_one_that_keeps_its_weights_elsewhere():
     before = term(u)
     term.qkv = Low(term.qkv)
     torch.testing.assert_close(term(u), before)
+
+
+FUNCTIONS = {
+    "f(u)": lambda u: 2 * u,
+    "f(u, t)": lambda u, t: (1 + t) * u,
+    "f(u, t, mask)": lambda u, t, mask: token_mean(u, mask).expand_as(u),
+    "f(u, t, mask=None)": lambda u, t=0.0, mask=None: token_mean(u, mask).expand_as(u),
+    "a built-in": torch.sin,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_function_is_a_term_that_gives_what_it_gives(name):
+    f, u = FUNCTIONS[name], field()
+    made = Term.of("Q", f)
+    expected = {"f(u)": lambda: f(u), "f(u, t)": lambda: f(u, 0.5), "a built-in": lambda: f(u)}
+    want = expected.get(name, lambda: f(u, 0.5, None))()
+    torch.testing.assert_close(made(u, 0.5), want, rtol=0, atol=0)
+    assert MasterEquation(made).rates(u, 0.5).keys() == {"Q"}
+
+
+@pytest.mark.parametrize("name", ["f(u, t, mask)", "f(u, t, mask=None)"])
+def test_a_function_that_takes_a_mask_has_no_rate_at_padding(name):
+    u, mask = padded(fill=math.nan)
+    made = Term.of("A", FUNCTIONS[name])
+    assert_padding_changes_nothing(made(u, 0.0, mask), mask, [made(one) for one in SEQUENCES])
+
+
+def test_a_module_gives_its_weights_to_the_term_and_a_copy_of_the_term_has_its_own():
+    layer = torch.nn.Linear(WIDTH, WIDTH).double()
+    made = Term.of("R", layer)
+    assert list(made.parameters()) == list(layer.parameters())
+    other = copy.deepcopy(made)
+    torch.nn.init.zeros_(other.f.weight)
+    torch.testing.assert_close(made(field()), layer(field()), rtol=0, atol=0)
+    assert not torch.equal(other(field()), made(field()))
+
+
+def test_the_budget_of_an_equation_made_of_functions_is_that_of_its_terms():
+    ours = MasterEquation(term("interaction"), term("reaction"))
+    theirs = MasterEquation(*(Term.of(one.symbol, one) for one in ours.terms))
+    for integrator in (Euler(), LieEuler()):
+        run = solve(ours, field(), steps=2, dt=0.1, integrator=integrator)
+        torch.testing.assert_close(
+            budget(theirs, run, integrator).energy, budget(ours, run, integrator).energy, rtol=0, atol=0
+        )
+
+
+def test_what_is_no_function_of_a_field_is_refused():
+    u, mask = padded(fill=0.0)
+    for f, words in (
+        (3, "f must be a function"),
+        (lambda u: u[:, :1], "f must give a field in the shape of u"),
+        (lambda u: (u, None), "f must give a field in the shape of u"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Term.of("A", f)(u)
+    with pytest.raises(ValueError, match="mask was given, but f takes no mask"):
+        Term.of("A", torch.sin)(u, 0.0, mask)
+    with pytest.raises(ValueError, match="symbol must be a letter"):
+        Term.of("", torch.sin)

@@ -9,6 +9,7 @@ from torch import nn
 
 from pdelab import Interaction, PreNorm, SharedOutputInteraction
 from pdelab.formulas import attention, attention_lipschitz, diameter, longest, norm2
+from pdelab.terms.interaction import rotated
 
 
 def interaction(**options):
@@ -214,6 +215,76 @@ def test_a_causal_term_has_no_contraction():
         interaction(causal=True).contraction(1.0)
 
 
+# Rotary positions and grouped heads
+
+
+def llama_attention(q_weight, k_weight, v_weight, o_weight, u, heads, groups, base):
+    """Written as decoders of the Llama family do: rotate_half, repeat_kv, a causal mask and a softmax."""
+    batch, tokens, width = u.shape
+    size = width // heads
+    q, k, v = (u @ w.T for w in (q_weight, k_weight, v_weight))
+    q = q.view(batch, tokens, heads, size).transpose(1, 2)
+    k, v = (x.view(batch, tokens, groups, size).transpose(1, 2) for x in (k, v))
+
+    frequency = 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float64) / size))
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float64), frequency)
+    cos, sin = (f(torch.cat((angles, angles), dim=-1)) for f in (torch.cos, torch.sin))
+
+    def rotate_half(x):
+        return torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1)
+
+    q, k = (x * cos + rotate_half(x) * sin for x in (q, k))
+    repeats = heads // groups
+    k, v = (
+        x[:, :, None].expand(batch, groups, repeats, tokens, size).reshape(batch, heads, tokens, size) for x in (k, v)
+    )
+    later = torch.full((tokens, tokens), -torch.inf, dtype=u.dtype).triu(1)
+    weights = torch.softmax(q @ k.transpose(2, 3) / size**0.5 + later, dim=-1)
+    return (weights @ v).transpose(1, 2).reshape(batch, tokens, width) @ o_weight.T, weights
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_rotary_positions_and_grouped_heads_are_those_of_a_llama(groups):
+    term = seeded(lambda: Interaction(16, 4, groups=groups, rotary=1e4, causal=True, bias=False), spread=0.5)
+    u = field(3, 9, 16)
+    q, k, v = term.qkv.weight.split([16, 4 * groups, 4 * groups])
+    output, weights = llama_attention(q, k, v, term.out.weight, u, 4, groups, 1e4)
+    torch.testing.assert_close(term(u), output, rtol=0, atol=1e-12)
+    torch.testing.assert_close(term.weights(u), weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_heads_are_those_of_torch_s_own_kernel(causal):
+    term = seeded(lambda: Interaction(16, 4, groups=2, causal=causal), spread=0.5)
+    u = field(3, 9, 16)
+    q, k, v = (x.unflatten(-1, (-1, 4)).transpose(1, 2) for x in term.qkv(u).split([16, 8, 8], dim=-1))
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    torch.testing.assert_close(term(u), term.out(mixed.transpose(1, 2).flatten(2)), rtol=0, atol=1e-12)
+
+
+def test_as_many_groups_as_heads_change_nothing_and_draw_the_same_weights():
+    plain, grouped = (seeded(lambda groups=groups: Interaction(8, 4, groups=groups)) for groups in (None, 4))
+    assert torch.equal(plain(field(width=8)), grouped(field(width=8)))
+
+
+def test_rotary_scores_depend_on_the_distance_of_two_tokens_alone():
+    """Equal tokens: ⟨q_i, k_j⟩ is constant along the diagonals; a sequence that starts later has the same rate."""
+    q, k = (rotated(x.expand(12, 8)) for x in field(2, 1, 8, seed=3))
+    scores = q @ k.T
+    for distance in range(-11, 12):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-12)
+    assert scores[0].std() > 0.1
+    torch.testing.assert_close(q.norm(dim=-1), q[:1].norm(dim=-1).expand(12))
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="groups must divide heads; 3 groups do not divide 4 heads"):
+        Interaction(8, 4, groups=3)
+    with pytest.raises(ValueError, match="rotary turns pairs of features; heads of width 3"):
+        Interaction(6, 2, rotary=1e4)
+
+
 # The Lipschitz constant
 
 
@@ -222,6 +293,9 @@ TERMS = {
     "four heads": interaction(heads=4, strength=-0.3),
     "causal, with a leak": interaction(causal=True, leak=True),
     "shared output": seeded(lambda: SharedOutputInteraction(WIDTH, 3), spread=0.5),
+    "grouped heads": interaction(heads=4, groups=2),
+    "rotary positions": interaction(rotary=3.0, bias=False, leak=True),
+    "rotary positions, grouped": interaction(rotary=3.0, bias=False, groups=1),
 }
 
 
@@ -237,7 +311,37 @@ def test_two_states_are_driven_apart_no_faster_than_the_lipschitz_constant(name)
             most = term.lipschitz(R[n].item())
             close = term.lipschitz(R[n].item(), diameter=widest[n].item())
             assert longest(change)[n] <= close * longest(gap)[n] <= most * longest(gap)[n] * (1 + 1e-12)
-            assert change[n].norm() <= term.lipschitz(R[n].item(), columns=u.shape[1]) * gap[n].norm()
+            if term.rotary is None:
+                assert change[n].norm() <= term.lipschitz(R[n].item(), columns=u.shape[1]) * gap[n].norm()
+
+
+def test_the_rotary_constant_is_that_of_its_matrices():
+    term = interaction(heads=1, rotary=1e4, bias=False)
+    query, key, value = term.qkv.weight.chunk(3)
+    size = norm2(query) * norm2(key) / math.sqrt(WIDTH)
+    want = norm2(term.out.weight @ value) * (1 + 2 * size * 1.7**2)
+    assert term.lipschitz(1.7) == pytest.approx(want.item(), rel=1e-12)
+
+
+def test_with_rotary_positions_a_small_diameter_need_not_shrink():
+    """A large mean makes tokens see their neighbours by position alone, where plain attention averages over all."""
+    plain, rotary = (Interaction(4, 1, rotary=base, bias=False).double().requires_grad_(False) for base in (None, 1e4))
+    eye = torch.eye(4, dtype=torch.float64)
+    for term in (plain, rotary):
+        term.qkv.weight.copy_(torch.cat([eye, eye, eye]))
+        term.out.weight.copy_(eye)
+    u = 10 + 1e-2 * field(1, 12)
+    bound = plain.contraction(diameter(u).item()) * diameter(u)
+    assert diameter(plain(u)) <= bound
+    assert diameter(rotary(u)) > 1000 * bound
+
+
+def test_constants_that_no_theorem_gives_are_refused():
+    for term, columns in ((interaction(rotary=1e4), 1.0), (interaction(rotary=1e4, bias=False), 5.0)):
+        with pytest.raises(ValueError, match="columns=1 and bias=False only"):
+            term.lipschitz(1.0, columns=columns)
+    with pytest.raises(ValueError, match="rotary must be None"):
+        interaction(rotary=1e4, bias=False).contraction(1.0)
 
 
 def test_the_lipschitz_constant_of_one_head_is_that_of_its_matrices_and_its_query_bias():

@@ -7,7 +7,8 @@ from systems import WIDTH, field, padded, seeded, without_double_on_the_device
 from pdelab import Reaction
 from pdelab.field import positions
 from pdelab.formulas import reaction_constants, reaction_scales
-from pdelab.terms.reaction import ACTIVATIONS, SLOPES
+from pdelab.metrics.jacobian import lipschitz
+from pdelab.terms.reaction import ACTIVATIONS, SLOPES, GatedReaction
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "tanh": torch.tanh}
 
@@ -179,3 +180,27 @@ def test_the_constants_are_differentiable_in_the_weights():
     W1, W2 = (layer.weight.detach().requires_grad_(True) for layer in (term.inner, term.outer))
     scales = reaction_scales(W1, W2, SLOPES["gelu"], 1.0)
     assert torch.autograd.gradcheck(lambda a, b: reaction_constants(a, b, SLOPES["gelu"], 1.0, scales), (W1, W2))
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "silu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gated_reaction_is_the_product_of_two_networks_as_llamas_write_it(activation, bias):
+    term = seeded(lambda: GatedReaction(WIDTH, 7, activation=activation, bias=bias), spread=0.5)
+    u, phi = field(), getattr(torch.nn.functional, activation)
+    torch.testing.assert_close(term(u), term.outer(phi(term.inner(u)) * term.gate(u)), rtol=0, atol=0)
+    if not bias:
+        W1, W3, W2 = (layer.weight for layer in (term.inner, term.gate, term.outer))
+        token = u[1, 3]
+        torch.testing.assert_close(term(u)[1, 3], W2 @ (phi(W1 @ token) * (W3 @ token)), rtol=0, atol=1e-12)
+
+
+def test_the_slope_of_a_gated_reaction_has_no_bound_and_so_it_has_no_constants():
+    """relu gate: R(su) = s²R(u) for s > 0, and slopes grow with s."""
+    term = seeded(lambda: GatedReaction(WIDTH, 7, activation="relu"), spread=0.5)
+    u = field()
+    torch.testing.assert_close(term(100 * u), 1e4 * term(u), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        lipschitz(term, 100 * u, steps=500), 100 * lipschitz(term, u, steps=500), rtol=1e-9, atol=0
+    )
+    with pytest.raises(ValueError, match="has no constants for all states"):
+        term.constants()

@@ -214,3 +214,14 @@ def test_a_width_below_one_is_refused(build):
 def test_pre_norm_of_something_else_is_refused():
     with pytest.raises(ValueError, match="term must be a Term"):
         PreNorm(nn.Linear(4, 4), 4)
+
+
+def test_a_term_may_read_the_field_that_rms_norm_gives():
+    """T[g ⊙ u/√(|u|²/d + ε)]: no mean is taken off, and there is no bias."""
+    inner = seeded(lambda: Reaction(WIDTH, 6), spread=0.5)
+    term = seeded(lambda: PreNorm(inner, WIDTH, 1e-3, centre=False))
+    nn.init.uniform_(term.norm.weight, 0.5, 2.0, generator=torch.Generator().manual_seed(0))
+    u = field() + 3
+    read = term.norm.weight * u / (u.square().mean(dim=-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(term(u), inner(read), rtol=0, atol=1e-12)
+    assert [name for name, _ in term.norm.named_parameters()] == ["weight"]

@@ -1,0 +1,1 @@
+"""Beyond the papers: networks nobody trained for this book, and whether the theory helps to train one."""

@@ -1,0 +1,416 @@
+"""probe: is depth time in this network? One line for any Transformer, every figure beside four controls.
+
+    report = probe(model, inputs)
+    print(report)                 findings in words, and a row per layer
+    report.save("report.html")    the same as one page, with figures
+    report.to_json()              every number
+
+Over tokens medians are taken, with the 5th and 95th percentile: one huge token would rule every mean. Controls:
+
+| random | the same architecture with new random weights |
+|---|---|
+| permuted | the entries of every weight in another order: right sizes, no structure |
+| shuffled layers | the trained layers in another order |
+| shuffled tokens | the trained network on its tokens in another order |
+"""
+
+import copy
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pdelab import __version__
+from pdelab.field import Field, Mask, precise
+from pdelab.metrics.base import real_places
+from pdelab.metrics.diffusivity import sampled_diffusivity
+from pdelab.metrics.information import effective_dimension
+from pdelab.metrics.jacobian import lipschitz, logarithmic_norm, random_growth
+from pdelab.metrics.outliers import outliers
+from pdelab.metrics.stability import growth_towards_mean, nonuniformity
+from pdelab.options import choose, flags, function, instance, seed_of
+from pdelab.options import whole as integer
+from pdelab.recording import Recording, one_number, record
+from pdelab.report import Report, Run
+from pdelab.seeds import derive, seeded, stream
+
+CONTROLS = ("random", "permuted", "shuffled layers", "shuffled tokens")
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+def probe(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    mask: Mask | None = None,
+    blocks: Sequence[str | nn.Module] | nn.ModuleList | None = None,
+    whole: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+    controls: Sequence[str] = CONTROLS,
+    sampled: int = 4,
+    seed: int = 0,
+    progress: bool = True,
+    folder: str | Path | None = None,
+) -> Report:
+    """Step, angle, step doubling, smoothness in depth, sum or sweep, energy by term, … of every layer, with controls.
+
+    model, inputs, mask, blocks, whole: as in `record`; of whole layers there is no sum, and no energy by term.
+    loss: a function of the model's output that gives one number; with it the report ranks layers by what they carry
+    towards the loss, and drops the least of them to see.
+    sampled: at so many layers, evenly spread, derivatives are measured too, for the network and its control `random`.
+    folder: where every finished part is kept, so that the same call goes on after an interruption.
+    """
+    instance("controls", controls, list, tuple)
+    for control in controls:
+        choose("controls", control, CONTROLS)
+    integer("sampled", sampled, 0)
+    seed_of(seed)
+    flags(progress=progress)
+    if loss is not None:
+        function("loss", loss)
+
+    rec = record(model, inputs, mask=mask, blocks=blocks, whole=whole)
+    value = None if loss is None else one_number(loss, rec.output).item()
+    store = _Store(folder, rec, (__version__, tuple(controls), sampled, seed, value))
+    runs: dict[str, Run] = {}
+    bar = tqdm(
+        total=(1 + len(controls)) * len(rec.names), disable=None if progress else True, leave=False, unit="layer"
+    )
+    with bar:
+        for name in ("model", *controls):
+            bar.set_description(name)
+            run = store.get(name)
+            if run is None:
+                recorded = rec if name == "model" else _control(name, rec, inputs, seed)
+                extent = _extent(name, loss, sampled)
+                run = recorded if isinstance(recorded, Run) else measured(recorded, *extent, seed, bar.update)
+                store.put(name, run)
+            runs[name] = run
+    real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
+    return Report(
+        model=type(model).__name__,
+        scheme=rec.scheme,
+        names=rec.names,
+        examples=len(real),
+        tokens=int(real.sum()),
+        status=str(rec.trajectory.status),
+        runs=runs,
+    )
+
+
+def _extent(name: str, loss: Callable[[Any], Tensor] | None, sampled: int) -> tuple:
+    """What takes long is measured where it says something: for the loss the control is chance, within one network."""
+    return loss if name == "model" else None, sampled if name in ("model", "random") else 0
+
+
+def measured(
+    rec: Recording,
+    loss: Callable[[Any], Tensor] | None = None,
+    sampled: int = 4,
+    seed: int = 0,
+    done: Callable[[int], Any] = lambda layers: None,
+) -> Run:
+    """Every figure of one recording, layer by layer; three numbers each, the quantiles over its tokens."""
+    run, states, real = Run(), rec.trajectory.states, real_places(rec.trajectory.states[0], rec.trajectory.mask)
+    layers = len(states) - 1
+    chosen = {round((k + 0.5) * layers / sampled - 0.5) for k in range(sampled)} if sampled else set()
+    last = None
+    for layer in range(layers):
+        with torch.no_grad():
+            last = _moves(run, rec, layer, real, last)
+            _shape(run, rec, layer, real)
+        if layer in chosen:
+            _derivatives(run, rec, layer, seed)
+        else:
+            run.skip(layer, "log norm", "growth, random", "growth, worst", "diffusivity")
+        done(1)
+    with torch.no_grad():
+        if layers:
+            _path(run, states, real)
+            _energy(run, rec, real)
+    if loss is not None and layers == len(rec.names):
+        _towards_the_loss(run, rec, loss, seed)
+    return run
+
+
+def _quantiles(values: Tensor, real: Tensor) -> list[float]:
+    """The 5th, 50th and 95th percentile over the real tokens of all examples; NaN where a value does not exist."""
+    found = precise(values)[real]
+    found = found[found.isfinite()]
+    if not len(found):
+        return [math.nan] * 3
+    return torch.quantile(found, found.new_tensor(QUANTILES)).tolist()
+
+
+def _length(u: Field) -> Tensor:
+    return torch.linalg.vector_norm(precise(u), dim=-1)
+
+
+def _cosine(u: Field, v: Field) -> Tensor:
+    return (precise(u) * precise(v)).sum(-1) / (_length(u) * _length(v))
+
+
+def _layer(rec: Recording, number: int) -> Callable[[Field], Field]:
+    """u ↦ u⁺ of fields in float32 at least, whatever precision the network has."""
+    f, dtype = rec.layer(number), rec.trajectory.states[0].dtype
+    return lambda u: precise(f(u.to(dtype)))
+
+
+def _moves(run: Run, rec: Recording, layer: int, real: Mask, before: Field | None) -> Field:
+    """How a layer moves its tokens, alone and beside the next one; the step Δ, for the next call."""
+    states, moved = rec.trajectory.states, _layer(rec, layer)
+    u, after = precise(states[layer]), precise(states[layer + 1])
+    step = after - u
+    size = _length(step)
+
+    def tokens(name: str, values: Tensor) -> None:
+        run.add(layer, name, _quantiles(values, real))
+
+    tokens("step", size / _length(u))
+    tokens(
+        "angle", torch.rad2deg(_cosine(step, before).clamp(-1, 1).acos()) if before is not None else size * torch.nan
+    )
+    half = u + step / 2
+    tokens("doubling", _length((moved(half) + half) / 2 - after) / size)
+    if "→" in rec.scheme:  # else all branches read u as it is
+        tokens("sum or sweep", _length(precise(rec.summed(layer, states[layer])) - after) / size)
+    else:
+        run.skip(layer, "sum or sweep")
+    tokens("fidelity", _cosine(after, states[0]))
+    if layer + 2 < len(states):
+        there = _layer(rec, layer + 1)(u)
+        tokens("smoothness", _cosine(there - u, step))
+        apart = _length(moved(there) - precise(states[layer + 2]))
+        tokens("commutator", apart / (size + _length(precise(states[layer + 2]) - after)))
+    else:
+        run.skip(layer, "smoothness", "commutator")
+    return step
+
+
+def _shape(run: Run, rec: Recording, layer: int, real: Mask) -> None:
+    """What a layer leaves: outliers, and how much its tokens differ, with the outliers and without."""
+    after, mask = rec.trajectory.states[layer + 1], rec.trajectory.mask
+    long = outliers(after, mask)
+    run.say("outliers", str(long) if len(long) else "")
+    run.add(layer, "outlier tokens", [len(long) / int(real.sum())])
+    run.add(layer, "non-uniformity", [nonuniformity(after, mask).item()])
+    usual = real.clone()
+    usual[long.example, long.token] = False
+    run.add(layer, "non-uniformity, usual tokens", [_nonuniformity(after, usual)])
+    run.add(layer, "dimension", [effective_dimension(precise(after)[real]).item()] if real.sum() > 2 else [math.nan])
+    f, u = _layer(rec, layer), precise(rec.trajectory.states[layer])
+    run.add(layer, "towards the mean", [growth_towards_mean(lambda v: f(v) - v, u, mask).median().item()])
+
+
+def _nonuniformity(u: Field, real: Mask) -> float:
+    """√(Σ|u_i − μ|²/Σ|u_i|²) over these tokens, which need not stand together, averaged over the examples."""
+    weights = real.unsqueeze(-1).to(precise(u).dtype)
+    u = precise(u) * weights
+    mean = u.sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+    rest = ((u - mean) * weights).square().sum((1, 2)) / u.square().sum((1, 2))
+    return rest.sqrt().nanmean().item()
+
+
+def _derivatives(run: Run, rec: Recording, layer: int, seed: int) -> None:
+    """Rates and growths of small perturbations, and how far the layer diffuses along the tokens."""
+    u, mask, f = precise(rec.trajectory.states[layer]), rec.trajectory.mask, _layer(rec, layer)
+    found = logarithmic_norm(lambda v: f(v) - v, u, mask, method="lanczos", steps=8, seed=seed)
+    run.add(layer, "log norm", [found.median().item()])
+    run.add(layer, "growth, random", [random_growth(f, u, mask, draws=2, seed=seed).median().item()])
+    run.add(layer, "growth, worst", [lipschitz(f, u, mask, steps=6, seed=seed, method="lanczos").median().item()])
+    spread = sampled_diffusivity(f, u, mask, draws=3, seed=seed)
+    run.add(layer, "diffusivity", _quantiles(spread.value, real_places(u, mask)))
+
+
+def _path(run: Run, states: Sequence[Field], real: Mask) -> None:
+    """|ΣΔ|/Σ|Δ| of each token: 1 on a line, 1/√L where steps of one size have nothing to do with each other."""
+    steps = [precise(after) - precise(u) for u, after in pairwise(states)]
+    lengths = torch.stack([_length(step) for step in steps])
+    run.whole["straightness"] = _quantiles(_length(sum(steps)) / lengths.sum(0), real)
+    run.whole["straightness of independent steps"] = [
+        (lengths.square().sum(0).sqrt() / lengths.sum(0))[real].median().item()
+    ]
+    relative = lengths / torch.stack([_length(u) for u in states[:-1]])  # (layer, batch, token)
+    run.whole["median step of each example"] = [relative[:, n, real[n]].median().item() for n in range(len(real))]
+
+
+def _energy(run: Run, rec: Recording, real: Mask) -> None:
+    """Energy ½|u_i|² that each term gives to the tokens of each layer: mean, median, and where most of it goes."""
+    budget = rec.budget(reduce="none")
+    place = real.cumsum(1) - 1
+    tokens = int(real.sum())
+    for k, symbol in enumerate(budget.symbols):
+        for layer, energy in enumerate(budget.energy[:, k]):
+            energy = torch.where(real, energy, 0.0)
+            run.add(layer, f"energy {symbol}", [energy.sum().item() / tokens])
+            run.add(layer, f"energy {symbol}, median", [energy[real].median().item()])
+            sizes = energy.new_zeros(real.shape[1]).index_add(0, place.clamp(min=0).flatten(), energy.abs().flatten())
+            most = int(sizes.argmax())
+            run.add(layer, f"energy {symbol}, largest token", [most, (sizes[most] / sizes.sum()).item()])
+
+
+def _towards_the_loss(run: Run, rec: Recording, loss: Callable[[Any], Tensor], seed: int) -> None:
+    """Σ_i |∂loss/∂u_i| |Δ_i| of each layer, and the cost of leaving out a fifth of them, chosen by it or by chance."""
+    states = rec.trajectory.states
+    gradients = rec.gradients(loss)
+    for layer in range(len(states) - 1):
+        step = precise(states[layer + 1]) - precise(states[layer])
+        run.add(layer, "transport", [(_length(gradients[layer + 1]) * _length(step)).sum().item()])
+    sizes = torch.tensor([row[0] for row in run.layers["transport"]])
+    number = max(1, len(sizes) // 5)
+
+    def without(left_out: set[int]) -> float:
+        return one_number(loss, rec.rewrite(step=lambda layer, u, f: u if layer in left_out else None)).item()
+
+    run.whole["loss"] = [one_number(loss, rec.output).item()]
+    least = sizes.argsort()[:number].tolist()
+    run.whole["layers carrying least"] = sorted(least)
+    run.whole["loss without them"] = [without(set(least))]
+    chance = stream(seed, "dropped")
+    draws = [frozenset(torch.randperm(len(sizes), generator=chance)[:number].tolist()) for _ in range(50)]
+    others = [draw for draw in dict.fromkeys(draws) if draw != frozenset(least)][:5]
+    run.whole["loss without as many by chance"] = [without(set(draw)) for draw in others]
+
+
+def _control(name: str, rec: Recording, inputs: Any, seed: int) -> Recording | Run:
+    """The recording of a control; or, where this model cannot have it, an empty run that says why."""
+    if name == "shuffled tokens":
+        changed = _shuffled_tokens(inputs, rec, derive(seed, name))
+        if changed is None:
+            return Run(note="the inputs have no axis of tokens that could be put in another order")
+        return rec.again(changed, mask=rec.trajectory.mask)
+    if name == "shuffled layers":
+        modules = dict(rec.model.named_modules())
+        if len(set(rec.names)) < len(rec.names):
+            return Run(note="one module is several layers: they have no order")
+        weights = [modules[layer].state_dict() for layer in rec.names]
+        if len({tuple(held) for held in weights}) > 1:
+            return Run(note="its layers have different weights: one cannot take the place of another")
+        if all(held[key].equal(weights[0][key]) for held in weights for key in held):
+            return Run(note="all layers hold the same weights, as copies in a new torch encoder do: they have no order")
+        return rec.again(model=_shuffled_layers(rec, seed))
+    changed = (redrawn if name == "random" else permuted)(rec.model, derive(seed, name))
+    found = rec.again(model=changed)
+    still = all(u.equal(after) for u, after in pairwise(found.trajectory.states))
+    return Run(note="its layers do nothing") if still else found
+
+
+def redrawn(model: nn.Module, seed: int) -> nn.Module:
+    """The network before training: built anew from its `config` where it has one, as in transformers.
+
+    Else a copy in which every module with `reset_parameters` draws its weights anew; of other weights matrices become
+    normal numbers of the same standard deviation, and the rest stays, as a scale that begins at zero must.
+    """
+    if hasattr(type(model), "_from_config") and hasattr(model, "config"):
+        weight = next(model.parameters())
+        fresh = seeded(lambda: type(model)(copy.deepcopy(model.config)), seed)
+        return fresh.to(weight.device, weight.dtype).train(model.training)
+
+    model = copy.deepcopy(model)
+
+    def draw() -> None:
+        for module in model.modules():
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset) and not inspect.signature(reset).parameters:
+                reset()
+                continue
+            for weight in module.parameters(recurse=False):
+                if weight.ndim > 1:
+                    nn.init.normal_(weight, std=weight.std().item())
+
+    with torch.no_grad():
+        seeded(draw, seed)
+    return model
+
+
+def permuted(model: nn.Module, seed: int) -> nn.Module:
+    """A copy with the entries of every weight in another order."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            order = torch.randperm(weight.numel(), generator=stream(seed, name)).to(weight.device)
+            weight.copy_(weight.flatten()[order].reshape(weight.shape))
+    return model
+
+
+def _shuffled_layers(rec: Recording, seed: int) -> nn.Module:
+    """A copy with its layers in another order."""
+    model = copy.deepcopy(rec.model)
+    draws, order = stream(seed, "shuffled layers"), list(range(len(rec.names)))
+    while order == sorted(order) and len(order) > 1:  # of few layers the order may come out as it was
+        order = torch.randperm(len(order), generator=draws).tolist()
+    modules = dict(model.named_modules())
+    for here, there in zip(rec.names, order, strict=True):
+        parent, _, own = here.rpartition(".")
+        setattr(modules[parent], own, modules[rec.names[there]])
+    return model
+
+
+def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Any:
+    """The inputs with the real tokens of each sequence in another order; None if no input has an axis of tokens."""
+    real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
+    draws = stream(seed, "tokens")
+    moved = torch.arange(real.shape[1], device=real.device).repeat(len(real), 1)
+    for row, here in zip(moved, real, strict=True):  # lengths differ; padding stays where it is
+        row[here] = row[here][torch.rand(int(here.sum()), generator=draws).argsort().to(row.device)]
+
+    def shuffled(x: Any) -> Any:
+        index = moved if x.ndim == 2 else moved.unsqueeze(-1).expand_as(x)
+        return x.gather(1, index)
+
+    def fits(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.ndim in (2, 3) and x.shape[:2] == real.shape
+
+    if isinstance(inputs, Mapping):
+        names = [n for n in ("input_ids", "inputs_embeds", *inputs) if "mask" not in n and "position" not in n]
+        name = next((n for n in names if fits(inputs.get(n))), None)
+        return None if name is None else {**inputs, name: shuffled(inputs[name])}
+    if isinstance(inputs, tuple):
+        return (shuffled(inputs[0]), *inputs[1:]) if fits(inputs[0]) else None
+    return shuffled(inputs) if fits(inputs) else None
+
+
+def _sums(x: Tensor) -> tuple[float, float]:
+    """Sum and norm, by which a tensor is known again; on the CPU, as not every device has float64."""
+    x = x.detach().cpu().double()
+    return x.sum().item(), x.norm().item()
+
+
+class _Store:
+    """Finished parts of a report in a folder, each with a mark of the model, the inputs and the settings."""
+
+    def __init__(self, folder: str | Path | None, rec: Recording, settings: tuple):
+        self.folder = None if folder is None else Path(folder).expanduser()
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        marks = hashlib.sha256(repr(settings).encode())
+        for name, weight in rec.model.state_dict().items():
+            marks.update(f"{name} {tuple(weight.shape)} {_sums(weight)}".encode())
+        mask = rec.trajectory.mask
+        marks.update(f"{rec.names} {rec.scheme} {None if mask is None else mask.tolist()}".encode())
+        for u in (rec.trajectory.states[0], rec.trajectory.final):
+            marks.update(f"{tuple(u.shape)} {_sums(u)}".encode())
+        self.mark = marks.hexdigest()[:16]
+
+    def _place(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}-{self.mark}.json"
+
+    def get(self, name: str) -> Run | None:
+        if self.folder is None or not self._place(name).is_file():
+            return None
+        return Run(**json.loads(self._place(name).read_text()))
+
+    def put(self, name: str, run: Run) -> None:
+        if self.folder is not None:
+            part = self._place(name).with_suffix(".part")
+            part.write_text(json.dumps(vars(run)))
+            part.replace(self._place(name))

@@ -1,0 +1,637 @@
+"""record: any Transformer as a trajectory, with what each branch of each layer adds to the stream.
+
+    rec = record(model, inputs)
+    rec.trajectory            u_0, …, u_L, the stream before the first layer and after each one
+    rec.stages[l]             the summands of u_{l+1} − u_l: their symbols, what they add, and the stream around them
+    rec.rewrite(write)        the model's output with another stream
+    rec.layer(l)              u ↦ u⁺, layer l alone, differentiable
+
+No architecture is known by name, and torch is all that is needed. A branch's symbol is measured: tokens are nudged; if
+the branch moves at other tokens too it is A, if only there it is R. What acts on the stream itself, a norm or a
+scaling, is S.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdelab.field import Field, Mask, check_mask, described, precise, same_shape
+from pdelab.integrators import Euler, Integrator, LieEuler
+from pdelab.metrics.base import real_places
+from pdelab.metrics.budget import Budget, budget_of
+from pdelab.options import flags, function, instance
+from pdelab.options import whole as integer
+from pdelab.seeds import stream
+from pdelab.solver import Trajectory
+from pdelab.watching import (
+    Tracer,
+    Write,
+    at_layers,
+    calls_of,
+    copied,
+    evaluating,
+    left_as_it_was,
+    main_chain,
+    tensors,
+    with_first,
+)
+
+HELP = (
+    "name the layers with blocks=[…], their names or modules, each mapping a field (batch, token, feature) to one; "
+    "or take each layer as one step with whole=True"
+)
+
+
+class Unreadable(ValueError):
+    """A model whose layers, or their branches, were not found; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One summand δ of a layer's step: the stream goes from `before` to `after`.
+
+    symbol: A, R or S. name: of the module inside the layer that made it. Branches that read the same stream are one sum
+    and share `before` and `after`.
+    causal: whether a branch A looks at earlier tokens only; None for others.
+    """
+
+    symbol: str
+    name: str
+    delta: Field
+    before: Field
+    after: Field
+    causal: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"Stage({self.symbol}, {self.name!r}{', causal' if self.causal else ''})"
+
+
+@dataclass(frozen=True)
+class At:
+    """Where `rewrite` is: the layer, the number of the write within it, and the (symbol, δ) that are added there."""
+
+    layer: int
+    write: int
+    parts: tuple[tuple[str, Field], ...]
+
+    @property
+    def symbol(self) -> str:
+        return "+".join(symbol for symbol, _ in self.parts)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One layer, as it was called: `where` is the argument that is the stream."""
+
+    name: str
+    module: nn.Module
+    number: int  # of its calls, where one module is several layers
+    where: int | str
+    args: tuple = ()
+    kwargs: Mapping[str, Any] | None = None
+    u: Field | None = None
+    out: Field | None = None
+
+    def __call__(self, u: Field) -> Field:
+        args, kwargs = self.with_stream(self.args, self.kwargs or {}, u.clone())  # it may be changed in place
+        with evaluating(self.module):
+            return next(tensors(self.module.forward(*args, **kwargs)))
+
+    def stream(self, args: tuple, kwargs: Mapping[str, Any]) -> Field:
+        return args[self.where] if isinstance(self.where, int) else kwargs[self.where]
+
+    def with_stream(self, args: tuple, kwargs: Mapping[str, Any], u: Field) -> tuple[tuple, dict[str, Any]]:
+        if isinstance(self.where, int):
+            return (*args[: self.where], u, *args[self.where + 1 :]), dict(kwargs)
+        return args, {**kwargs, self.where: u}
+
+
+@dataclass(frozen=True)
+class _Writes:
+    """How a layer writes to its stream.
+
+    For each write its place, after how many writes it reads the stream, and of each of its parts symbol and `causal`.
+    """
+
+    places: tuple[int, ...]
+    reads: tuple[int, ...]
+    kinds: tuple[tuple[tuple[str, bool | None], ...], ...]
+
+    @property
+    def symbols(self) -> list[list[str]]:
+        return [[symbol for symbol, _ in kinds] for kinds in self.kinds]
+
+    def __str__(self) -> str:
+        rows = [sorted(symbol for n in group for symbol in self.symbols[n]) for group in self.groups()]
+        return "→".join(map("+".join, rows))
+
+    def groups(self) -> list[list[int]]:
+        """The numbers of the writes, those in a row that read the same stream together."""
+        return [list(group) for _, group in groupby(range(len(self.reads)), key=self.reads.__getitem__)]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A model's run as a trajectory, and the model, which can be run again with another stream.
+
+    output: what the model returned. names: of the layers.
+    """
+
+    model: nn.Module
+    names: tuple[str, ...]
+    trajectory: Trajectory
+    stages: tuple[Any, ...]
+    output: Any
+    _inputs: tuple[tuple, dict[str, Any]]
+    _blocks: tuple[_Block, ...]
+    _writes: tuple[_Writes, ...]
+    _read: Callable[..., tuple[tuple[Stage, ...], _Writes]]  # how layers were read
+
+    def __repr__(self) -> str:
+        kind = type(self._blocks[0].module).__name__ if self._blocks else ""
+        return f"Recording({len(self.names)} layers {kind}: {self.scheme}; {self.trajectory})"
+
+    @property
+    def scheme(self) -> str:
+        """The writes of a layer in order, as A→S→R→S; branches that read the same stream are a sum, A+R."""
+        return " or ".join(dict.fromkeys(map(str, self._writes)))
+
+    @property
+    def integrator(self) -> Integrator | None:
+        """LieEuler where every branch reads what the one before left, Euler where all read u; None if it is neither."""
+        if all(len(write.groups()) == 1 and sum(map(len, write.kinds)) > 1 for write in self._writes):
+            return Euler()
+        in_turn = all(write.reads == tuple(range(len(write.reads))) for write in self._writes)
+        return LieEuler() if in_turn and "+" not in self.scheme else None
+
+    def budget(self, **options) -> Budget:
+        """E(u⁺) − E(u) = Σ_T ⟨½(w⁺ + w), δ_T⟩ for every layer, as `budget` has it for an equation, with its options."""
+        if not all(isinstance(row, tuple) and all(isinstance(s, Stage) for s in row) for row in self.stages):
+            raise ValueError("keep took the stages away that a budget needs; record without keep")
+        steps = [[(s.symbol, s.delta, s.before, s.after) for s in stages] for stages in self.stages]
+        return budget_of(steps, self.trajectory.mask, **options)
+
+    def layer(self, number: int) -> Callable[[Field], Field]:
+        """u ↦ u⁺, layer `number` alone with the arguments it had: same batch, same masks. Differentiable."""
+        return self._blocks[integer("number", number, 0, len(self._blocks) - 1)]
+
+    @torch.no_grad()
+    def summed(self, number: int, u: Field) -> Field:
+        """u + Σ_T δ_T(u), layer `number` with every branch reading u itself: Euler on the sum, in place of a sweep."""
+        block, like = self.layer(number), self.trajectory.states[0]
+        if not isinstance(u, Tensor) or (u.shape, u.dtype) != (like.shape, like.dtype):
+            raise ValueError(f"u must be a field like the states recorded, {described(like)}; not {described(u)}")
+        places, total = self._writes[number].places, []
+
+        def change(write: Write, tracer: Tracer) -> Tensor | None:
+            if write.place not in places:
+                return None
+            total.append(write.delta.reshape(u.shape))
+            return u + sum(total) if write.place == places[-1] else u
+
+        with left_as_it_was(self.model):
+            return _traced(block, u, change)[2]
+
+    def again(self, inputs: Any = None, *, model: nn.Module | None = None, mask: Mask | None = None) -> "Recording":
+        """The recording of other inputs, or of another model of the same architecture, with the symbols found here."""
+        model = self.model if model is None else _unwrapped(instance("model", model, nn.Module))
+        given = self._inputs if inputs is None else _arguments(model, inputs)
+        mask = self.trajectory.mask if mask is None and inputs is None else mask
+        modules = dict(model.named_modules())
+        if missing := [name for name in self.names if name not in modules]:
+            raise ValueError(f"model must have the layers that were recorded; it has no {missing[0]}")
+        blocks = [_Block(b.name, modules[b.name], b.number, b.where) for b in self._blocks]
+        with left_as_it_was(model):
+            return _recorded(model, blocks, given, mask, lambda stages: stages, self._read, self._writes)
+
+    @torch.no_grad()
+    def rewrite(
+        self,
+        write: Callable[[At, Field, Field], Field | None] | None = None,
+        *,
+        step: Callable[[int, Field, Callable[[Field], Field]], Field | None] | None = None,
+        inputs: Any = None,
+    ) -> Any:
+        """The model's output if its stream is another one; the model itself stays as it is.
+
+        write(at, u, delta): called where δ is added to the stream u; gives what goes on in place of u + δ, or None.
+        step(l, u, f): called after layer l with its input u and the layer itself, f; gives u⁺, or None.
+        inputs: others than those recorded, of the same kind.
+
+            rec.rewrite(lambda at, u, delta: u + delta / 2)                     # Δt = ½ in every branch
+            rec.rewrite(lambda at, u, delta: u if at.symbol == "R" else None)   # without feed-forward
+            rec.rewrite(step=lambda l, u, f: u if l % 2 else None)              # every second layer left out
+        """
+        for name, given in (("write", write), ("step", step)):
+            if given is not None:
+                function(name, given)
+        if write is not None and self._read is _whole:
+            raise ValueError("write needs the writes of a layer, and whole=True took each layer as one; give step")
+        args, kwargs = self._inputs if inputs is None else _arguments(self.model, inputs)
+        now: list[tuple[int, Field]] = []  # the layer that runs, and its input
+
+        def change(done: Write, tracer: Tracer) -> Tensor | None:
+            layer, u = now[-1]
+            places, symbols = self._writes[layer].places, self._writes[layer].symbols
+            if done.place not in places:
+                return None
+            number = places.index(done.place)
+            parts = [part.reshape(u.shape) for _, part in tracer.parts(done)]
+            delta = done.delta.reshape(u.shape)
+            parts = parts if len(parts) == len(symbols[number]) else [delta]
+            at = At(layer, number, tuple(zip(symbols[number], parts, strict=True)))
+            new = write(at, done.before.reshape(u.shape), delta)
+            return None if new is None else same_shape(new, u, "write")
+
+        tracer = Tracer(change)
+
+        def begin(layer, args, kwargs):
+            u = self._blocks[layer].stream(args, kwargs)
+            now.append((layer, u.clone()))
+            if write is not None:
+                tracer.begin(u)
+
+        def end(layer, args, kwargs, out):
+            tracer.active = False
+            _, u = now.pop()
+            if step is None:
+                return None
+            new = step(layer, u, replace(self._blocks[layer], args=args, kwargs=kwargs))
+            return None if new is None else with_first(out, same_shape(new, u, "step"))
+
+        with left_as_it_was(self.model), at_layers(self._calls, begin, end), ExitStack() as stack:
+            if write is not None:
+                for module in dict.fromkeys(module for module, _ in self._calls):
+                    stack.enter_context(tracer.listening(module))
+                stack.enter_context(tracer)
+            return self.model(*copied(args), **copied(kwargs))
+
+    def gradients(self, loss: Callable[[Any], Tensor]) -> tuple[Field, ...]:
+        """∂loss/∂u_l for every state u_0, …, u_L; loss: a function of the model's output that gives one number.
+
+        What the model takes from u_0 past its layers, a skip to its end for example, does not count.
+        """
+        states: list[Tensor] = []
+
+        def begin(layer, args, kwargs):
+            u = self._blocks[layer].stream(args, kwargs)
+            states.append(u if states else u.detach().clone().requires_grad_())
+            return self._blocks[layer].with_stream(args, kwargs, states[-1].clone())  # it may be changed in place
+
+        def end(layer, args, kwargs, out):
+            if layer < len(self._calls) - 1:
+                return None
+            states.append(next(tensors(out)))
+            return with_first(out, states[-1].clone())
+
+        args, kwargs = self._inputs
+        with left_as_it_was(self.model), torch.enable_grad(), at_layers(self._calls, begin, end):
+            value = one_number(loss, self.model(*args, **kwargs))
+            if not value.requires_grad:
+                raise ValueError("loss must depend on the model's output, not detached nor under torch.no_grad")
+            return torch.autograd.grad(value, states)
+
+    @property
+    def _calls(self) -> list[tuple[nn.Module, int]]:
+        return [(block.module, block.number) for block in self._blocks]
+
+
+def one_number(loss: Callable[[Any], Tensor], output: Any) -> Tensor:
+    """loss(output), a tensor without axes."""
+    value = function("loss", loss)(output)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise ValueError(f"loss must give one number from the model's output; it gave {described(value)}")
+    return value.reshape(())
+
+
+def record(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    mask: Mask | None = None,
+    blocks: Sequence[str | nn.Module] | nn.ModuleList | None = None,
+    whole: bool = False,
+    keep: Callable[[tuple[Stage, ...]], Any] | None = None,
+) -> Recording:
+    """u_{l+1} − u_l = Σ_T δ_T for every layer l of the model, as it runs on these inputs.
+
+    inputs: the model's argument; a tuple, or a mapping of names to arguments, if it has several.
+    mask: (batch, token), True where a token is real; unless given, the inputs' attention_mask.
+    blocks: the layers, as names or modules, where they are not to be found. whole: take each as one stage, unsplit.
+    keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
+    A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
+    at the tokens of another network is R. The model runs in evaluation mode, some eight times; it is afterwards what it
+    was, also if something fails.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> rec = record(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 8))
+    >>> rec.scheme, len(rec.trajectory.states)
+    ('A→S→R→S', 4)
+    """
+    instance("model", model, nn.Module)
+    model = _unwrapped(model)
+    flags(whole=whole)
+    keep = (lambda stages: stages) if keep is None else function("keep", keep)
+    args, kwargs = _arguments(model, inputs)
+
+    with left_as_it_was(model):
+        found = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
+        return _recorded(model, found, (args, kwargs), mask, keep, _whole if whole else _read)
+
+
+def _recorded(
+    model: nn.Module,
+    found: list[_Block],
+    inputs: tuple[tuple, dict[str, Any]],
+    mask: Mask | None,
+    keep: Callable[[tuple[Stage, ...]], Any],
+    read: Callable[..., tuple[tuple[Stage, ...], _Writes]],
+    known: Sequence[_Writes] | None = None,
+) -> Recording:
+    """The recording of these layers; `known`: how they write, if that was measured before."""
+    args, kwargs = inputs
+    found, output = _captured(found, lambda: model(*copied(args), **copied(kwargs)))
+    mask = _mask(mask, model, inputs, found[0].u)
+    _check(found, mask)
+    trajectory = Trajectory.of([*(block.u for block in found), found[-1].out], mask)
+    found = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
+    stages, writes = [], []
+    for number, block in enumerate(found):
+        row, how = read(block, mask, *(() if known is None else (known[number],)))
+        stages.append(keep(row))
+        writes.append(how)
+    names = tuple(block.name for block in found)
+    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(writes), read)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile wrapped."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _stream(name: str, new: Field | None, u: Field) -> Field | None:
+    """What a function of the user gave for the stream u, if it is one."""
+    return None if new is None else same_shape(new, u, name)
+
+
+def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    if isinstance(inputs, list):
+        raise ValueError("inputs is a list; several arguments go in a tuple, (a, b), and one tensor stands alone")
+    if next(tensors(inputs), None) is None:
+        raise ValueError(f"inputs must hold the tensors that the model is called with; not {described(inputs)}")
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
+    args = args if isinstance(args, tuple) else (args,)
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = "; a model whose one argument is a mapping takes ({…},)" if isinstance(inputs, Mapping) else ""
+        takes = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+        raise ValueError(f"inputs must be what {takes} takes: {error}{hint}") from error
+    if "use_cache" in signature.parameters:
+        kwargs.setdefault("use_cache", False)  # a layer that stores keys for the next token cannot be run twice
+    return args, kwargs
+
+
+def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Module] | None) -> list[_Block]:
+    """The layers: the longest chain, or the calls of the modules that were named."""
+    calls = calls_of(model, run)
+    if named is None:
+        calls = main_chain(calls)
+    else:
+        modules = dict(model.named_modules())
+        instance("blocks", named, list, tuple, nn.ModuleList)
+        wanted = [modules.get(block) if isinstance(block, str) else block for block in named]
+        for block, module in zip(named, wanted, strict=True):
+            if not any(module is known for known in modules.values()):
+                raise ValueError(f"blocks must be names or modules of the model; {block!r} is none of them")
+        calls = [call for call in calls if any(call.module is module for module in wanted)]
+    if not calls:
+        what = "two modules in a row" if named is None else "module of blocks"
+        raise Unreadable(f"no {what} of {type(model).__name__} map a field (batch, token, feature) to one; {HELP}")
+
+    places = []
+    for n, call in enumerate(calls):
+        before = calls[n - 1].made if n else None
+        places.append((call.given.get(before) or next(iter(call.given.values())))[0])
+    usual = places[-1][0]  # the first layer may get its input twice
+    wheres = [usual if usual in row else row[0] for row in places]
+    return [_Block(call.name, call.module, call.number, where) for call, where in zip(calls, wheres, strict=True)]
+
+
+def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:
+    """The layers with the arguments they get and what they give, and the model's output."""
+    full = list(found)
+
+    def begin(layer, args, kwargs):
+        u = full[layer].stream(args, kwargs).clone()
+        full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u)
+
+    def end(layer, args, kwargs, out):
+        full[layer] = replace(full[layer], out=next(tensors(out)).clone())
+
+    with at_layers([(block.module, block.number) for block in found], begin, end):
+        return full, run()
+
+
+def _mask(mask: Mask | None, model: nn.Module, inputs: tuple[tuple, dict[str, Any]], u: Field) -> Mask | None:
+    """The mask that was given, else the one among the inputs; a model of two sides has one for each: none is taken."""
+    if mask is None:
+        named = inspect.signature(model.forward).bind(*inputs[0], **inputs[1]).arguments
+        named |= named.get("kwargs", {})
+        two_sided = "decoder_attention_mask" in inspect.signature(model.forward).parameters
+        for name, sign in (("attention_mask", True), ("src_key_padding_mask", False)):
+            given = named.get(name)
+            if isinstance(given, Tensor) and given.shape == u.shape[:2] and not two_sided:
+                mask = given.bool() if sign else ~given.bool()
+    check_mask(mask, u)
+    return None if mask is None or bool(mask.all()) else mask
+
+
+def _check(found: list[_Block], mask: Mask | None) -> None:
+    """Refuse layers between which something happens, examples that touch each other, and tokens that are alone."""
+    first = found[0]
+    if not first.u.isfinite().all():
+        raise Unreadable("inputs must give the first layer finite numbers; it gets NaN or infinite ones")
+    tokens = first.u.shape[1] if mask is None else int(mask.sum(dim=1).max())
+    if tokens < 2:
+        raise Unreadable("inputs must have a sequence of two real tokens or more: one alone shows no interaction")
+    for before, after in pairwise(found):
+        if before.out.shape != after.u.shape or (before.out.isfinite().all() and not before.out.equal(after.u)):
+            raise Unreadable(f"between {before.name} and {after.name} something else changes the stream; {HELP}")
+    if first.out.isfinite().all():
+        _check_again(first, first(first.u))
+    others = torch.arange(len(first.u), device=first.u.device) % 2 == 1
+    if others.any():
+        moved = first(torch.where(others[:, None, None], first.u, _nudge(first.u)))
+        if (precise(moved) - precise(first.out))[others].abs().amax() > _rounding(first.out) * first.out.abs().amax():
+            raise Unreadable(
+                "examples of a batch change each other; does it want (token, batch, feature)? Set batch_first=True"
+            )
+
+
+def _check_again(block: _Block, out: Field) -> None:
+    if not out.equal(block.out):
+        raise Unreadable(
+            f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, draws "
+            "random numbers, or a hook changes what it gives; switch that off"
+        )
+
+
+def _traced(block: _Block, u: Field, change: Callable[[Write, Tracer], Tensor | None] | None = None):
+    """The layer run on u: its writes to the stream, none if they do not lead to its output; their parts; the output."""
+    tracer, given = Tracer(change), u.clone()
+    with tracer.listening(block.module), tracer:
+        tracer.begin(given)
+        out = block(given)
+        writes = tracer.path(out) or []
+    return writes, [tracer.parts(write) for write in writes], out
+
+
+def _read(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tuple[tuple[Stage, ...], _Writes]:
+    """A layer's stages, and how it writes."""
+    writes, parts, out = _traced(block, block.u)
+    _check_again(block, out)
+    if not writes:
+        raise Unreadable(f"the output of {block.name} is not its input plus branches; {HELP}")
+    places = tuple(write.place for write in writes)
+    if known is None or known.places != places:
+        found = [
+            (_symbols if write.kind == "add" else _acting)(block, writes, parts, number, mask)
+            for number, write in enumerate(writes)
+        ]
+        known = _Writes(places, tuple(read for _, read in found), tuple(tuple(kinds) for kinds, _ in found))
+
+    shape, stages = block.u.shape, []
+    for number, write in enumerate(writes):
+        kinds, branches = known.kinds[number], parts[number]
+        if len(kinds) < len(branches):  # all of one kind, experts for example: one branch
+            branches = [(" + ".join(dict.fromkeys(name for name, _ in branches)), write.delta)]
+        together = next(group for group in known.groups() if number in group)
+        before, after = writes[together[0]].before.reshape(shape), writes[together[-1]].after.reshape(shape)
+        for (symbol, causal), (name, delta) in zip(kinds, branches, strict=True):
+            stages.append(Stage(symbol, name, delta.reshape(shape), before, after, causal))
+    _check_sum(block, stages)
+    return tuple(stages), known
+
+
+def _whole(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tuple[tuple[Stage, ...], _Writes]:
+    """A layer as one stage."""
+    _check_again(block, block(block.u))
+    if known is None:
+        symbol = "R"
+        for nudged, others in _halves(block.u, mask):
+            answer = block(torch.where(nudged.unsqueeze(-1), _nudge(block.u), block.u))
+            symbol = "A" if _moved(answer, block.out, others) else symbol
+        known = _Writes((-1,), (0,), (((symbol, None),),))
+    delta = (precise(block.out) - precise(block.u)).to(block.u.dtype)
+    return (Stage(known.kinds[0][0][0], "", delta, block.u, block.out),), known
+
+
+def _check_sum(block: _Block, stages: Sequence[Stage]) -> None:
+    """u⁺ − u = Σ δ_T, up to the rounding of the additions: 1e-6 of the largest number in float32."""
+    total = sum(precise(stage.delta) for stage in stages)
+    largest = max(precise(x).abs().amax() for s in stages for x in (s.before, s.after, s.delta))
+    gap = (precise(block.out) - precise(block.u) - total).abs().amax()
+    if gap > _rounding(block.u) * largest:
+        raise Unreadable(f"the branches of {block.name} miss its step by {gap:.2g}; {HELP}")
+
+
+Parts = list[list[tuple[str, Tensor]]]
+Kinds = list[tuple[str, bool | None]]
+
+
+def _symbols(block: _Block, writes: list[Write], parts: Parts, number: int, mask: Mask | None) -> tuple[Kinds, int]:
+    """For each part of a write A or R and whether it is causal; and after how many writes the stream is read.
+
+    That is the last one at which a nudge of the stream changes what is written here.
+    """
+    plain = [part for _, part in parts[number]]
+    answers = partial(_answers, block, writes, parts, number)
+    halves = _halves(block.u, mask)
+    for point in range(number, -1, -1):
+        found = answers(point, halves[0][0])
+        if any(not x.equal(y) for x, y in zip(found, plain, strict=True)):
+            break
+
+    mixing = [False] * len(plain)
+    for nudged, others in halves:
+        found = answers(point, nudged)
+        mixing = [m or _moved(x, y, others) for m, x, y in zip(mixing, found, plain, strict=True)]
+    ahead = [False] * len(plain)
+    for later, earlier in _later(block.u, mask) if any(mixing) else ():
+        found = answers(point, later)
+        ahead = [a or _moved(x, y, earlier) for a, x, y in zip(ahead, found, plain, strict=True)]
+    kinds = [("A", not looks) if mixes else ("R", None) for mixes, looks in zip(mixing, ahead, strict=True)]
+    return (kinds[:1] if len(set(kinds)) == 1 else kinds), point
+
+
+def _acting(block: _Block, writes: list[Write], parts: Parts, number: int, mask: Mask | None) -> tuple[Kinds, int]:
+    """S, what acts on the stream itself, if it treats every token alone."""
+    nudged, others = _halves(block.u, mask)[0]
+    (answer,) = _answers(block, writes, parts, number, number, nudged)
+    if _moved(answer, parts[number][0][1], others):
+        raise Unreadable(f"{block.name} mixes tokens in what acts on its stream, and does not add it; {HELP}")
+    return [("S", None)], number
+
+
+def _answers(block: _Block, writes: list[Write], parts: Parts, number: int, point: int, nudged: Tensor) -> list[Tensor]:
+    """What write `number` writes, part by part, if these tokens of the stream are nudged after `point` writes."""
+
+    def at(u: Field) -> Field:
+        u = u.reshape(block.u.shape)
+        return torch.where(nudged.unsqueeze(-1), _nudge(u), u)
+
+    def change(write: Write, tracer: Tracer) -> Tensor | None:
+        return at(write.after) if point and write.place == writes[point - 1].place else None
+
+    written, others, _ = _traced(block, block.u if point else at(block.u), change)
+    if [w.place for w in written] != [w.place for w in writes]:
+        raise Unreadable(f"{block.name} writes elsewhere when its tokens change; {HELP}")
+    same = len(others[number]) == len(parts[number])
+    return [part for _, part in others[number]] if same else [written[number].delta] * len(parts[number])
+
+
+def _nudge(u: Field) -> Field:
+    """u with every token moved by its own length, in a random direction: not along u, which a norm would undo."""
+    away = torch.randn(u.shape, generator=stream(0, "nudge")).to(u)
+    length = u.norm(dim=-1, keepdim=True)
+    return u + away / away.norm(dim=-1, keepdim=True) * torch.where(length > 0, length, length.amax())
+
+
+def _halves(u: Field, mask: Mask | None) -> list[tuple[Tensor, Tensor]]:
+    """A random half of the real tokens of each sequence, and the other ones; twice, for sequences that are short."""
+    real = real_places(u, mask)
+    pairs = []
+    for draw in range(2):
+        order = torch.rand(real.shape, generator=stream(0, "half", draw)).to(u.device)
+        rank = torch.where(real, order, 2.0).argsort(dim=1).argsort(dim=1)  # padding last
+        half = real & (2 * rank < real.sum(dim=1, keepdim=True))
+        pairs.append((half, real & ~half))
+    return pairs
+
+
+def _later(u: Field, mask: Mask | None) -> list[tuple[Tensor, Tensor]]:
+    """All but the first token, the second half, and the last token; each with the real tokens before it."""
+    real = real_places(u, mask)
+    place, number = real.cumsum(dim=1), real.sum(dim=1, keepdim=True)
+    cuts = (torch.ones_like(number), number // 2, number - 1)
+    return [(real & (place > cut), real & (place <= cut)) for cut in cuts]
+
+
+def _moved(answer: Tensor, plain: Tensor, tokens: Tensor) -> bool:
+    """Whether it differs at these tokens by more than rounding; a router of experts may round otherwise."""
+    shape = (*tokens.shape, -1)
+    x, y = precise(answer).reshape(shape)[tokens], precise(plain).reshape(shape)[tokens]
+    return bool(((x - y).abs().amax(-1) > _rounding(plain) * y.abs().amax(-1)).any())
+
+
+def _rounding(x: Tensor) -> float:
+    return 8 * torch.finfo(x.dtype).eps

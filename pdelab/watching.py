@@ -1,0 +1,437 @@
+"""Watch somebody else's model run: which of its calls are its layers, and what each layer adds to the stream.
+
+Nothing here knows an architecture by name. Layers are calls of modules that hand a field on, each getting the very
+tensor that the one before gave. Inside a layer every operation is seen by a dispatch mode, and the path of the stream
+is followed from the layer's input to its output: additions to it are branches, norms and scalings of it are S.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pdelab.field import Field
+
+ADDITIONS = {"add", "add_", "sub", "sub_"}
+NORMS = {"native_layer_norm", "_fused_rms_norm", "native_group_norm"}
+SCALINGS = {"mul", "mul_", "div", "div_"}
+COPIES = {"view", "_unsafe_view", "reshape", "clone", "_to_copy", "alias", "detach", "unsqueeze", "squeeze", "expand"}
+
+Name = tuple[int, int]  # what a tensor held at one time: its id, and how often it had been changed in place
+
+
+def name_of(t: Tensor, changes: int = 0) -> Name:
+    """changes: how many are under way; inside a dispatch mode torch has not counted the one that is being made."""
+    return id(t), 0 if t.is_inference() else t._version + changes
+
+
+def tensors(x: Any) -> Iterator[Tensor]:
+    """Every tensor of nested tuples, lists, mappings and model outputs, in their order."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        yield from tensors(list(x.values()))
+    elif isinstance(x, (tuple, list)):
+        for part in x:
+            yield from tensors(part)
+
+
+def copied(x: Any) -> Any:
+    """x with its tensors of floating-point numbers copied: a model may change its inputs in place."""
+    if isinstance(x, Tensor):
+        return x.clone() if x.is_floating_point() else x
+    if isinstance(x, dict):
+        return {key: copied(part) for key, part in x.items()}
+    return tuple(map(copied, x)) if type(x) is tuple else x
+
+
+def with_first(x: Any, new: Tensor) -> Any:
+    """x, a module's output, with its first tensor replaced."""
+    if isinstance(x, Tensor):
+        return new
+    if isinstance(x, Mapping):
+        first = next(k for k, v in x.items() if next(tensors(v), None) is not None)
+        return type(x)({**x, first: with_first(x[first], new)})
+    first = next(i for i, v in enumerate(x) if next(tensors(v), None) is not None)
+    parts = [with_first(v, new) if i == first else v for i, v in enumerate(x)]
+    return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)  # a named tuple takes them one by one
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without a fused fast path; both as before at the end."""
+    training = {part: part.training for part in module.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        module.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, was in training.items():
+            part.training = was
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, no fused fast path; these, buffers and the random state as before at the end."""
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with evaluating(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, held in buffers:
+                if not buffer.equal(held):  # one that counts, or keeps statistics
+                    buffer.copy_(held)
+
+
+@dataclass
+class Call:
+    """One call of a module, its `number`-th, which makes the field `made` of one of the fields that it was given.
+
+    given: the places and the shape of every tensor that may be the stream.
+    """
+
+    name: str
+    module: nn.Module
+    number: int
+    depth: int
+    given: dict[Name, tuple[list[int | str], torch.Size]]
+    alive: list[Tensor]  # kept, so that no other tensor gets their ids
+    made: Name | None = None
+
+
+def calls_of(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
+    """Every call that makes a new field of a field of the same shape, in the order in which they ended."""
+    calls: list[Call] = []
+    stack: list[Call] = []
+    count: dict[nn.Module, int] = defaultdict(int)
+
+    def begin(name: str):
+        def hook(module, args, kwargs):
+            fields = [
+                (place, x)
+                for place, x in (*enumerate(args), *kwargs.items())
+                if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()
+            ]
+            given: dict[Name, tuple[list[int | str], torch.Size]] = {}
+            for place, x in fields:
+                given.setdefault(name_of(x), ([], x.shape))[0].append(place)
+            stack.append(Call(name, module, count[module], len(stack), given, [x for _, x in fields]))
+            count[module] += 1
+
+        return hook
+
+    def end(module, args, kwargs, out):
+        call, made = stack.pop(), next(tensors(out), None)
+        if made is None or name_of(made) in call.given:
+            return
+        call.given = {name: (places, shape) for name, (places, shape) in call.given.items() if shape == made.shape}
+        call.made = name_of(made)
+        call.alive.append(made)
+        if call.given:
+            calls.append(call)
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(begin(name), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(end, with_kwargs=True).remove)
+        run()
+    return calls
+
+
+def main_chain(calls: Sequence[Call]) -> list[Call]:
+    """The row of calls, each getting what the one before made, that holds most weights; of equal ones the longest.
+
+    They are of one class, as the layers of most models are, or stand side by side in one container.
+    """
+
+    def weight(row: list[Call]) -> tuple[int, int]:
+        modules = dict.fromkeys(call.module for call in row)
+        return sum(p.numel() for module in modules for p in module.parameters()), len(row)
+
+    def container(call: Call) -> str:
+        return call.name.rpartition(".")[0]
+
+    def best(fits: Callable[[Call, Call], bool]) -> list[Call]:
+        rows: dict[Name, list[list[Call]]] = defaultdict(list)
+        found: list[list[Call]] = []
+        for call in reversed(calls):
+            after = [r for r in rows[call.made] if r[0].depth == call.depth and fits(call, r[0])]
+            row = [call, *max(after, key=len, default=[])]
+            for given in call.given:
+                rows[given].append(row)
+            found.append(row)
+        return max((row for row in found if len(row) > 1), key=weight, default=[])
+
+    row = best(lambda one, other: type(one.module) is type(other.module))
+    place = container(row[0]) if row else None
+    mixed = best(lambda one, other: container(one) == container(other) and place in (None, container(one)))
+    return mixed if not row or (mixed and weight(mixed) > weight(row)) else row
+
+
+@contextmanager
+def at_layers(
+    layers: Sequence[tuple[nn.Module, int]],
+    begin: Callable[[int, tuple, dict[str, Any]], tuple[tuple, dict[str, Any]] | None],
+    end: Callable[[int, tuple, dict[str, Any], Any], Any],
+) -> Iterator[None]:
+    """Call `begin` before and `end` after each layer; what they return takes the place of its arguments, its output.
+
+    layers: the module, and which of its calls it is: one module may be several layers.
+    """
+    numbers = {layer: n for n, layer in enumerate(layers)}
+    count: dict[nn.Module, int] = defaultdict(int)
+
+    def before(module, args, kwargs):
+        layer = numbers.get((module, count[module]))
+        return None if layer is None else begin(layer, args, kwargs)
+
+    def after(module, args, kwargs, out):
+        layer = numbers.get((module, count[module]))
+        count[module] += 1
+        return None if layer is None else end(layer, args, kwargs, out)
+
+    with ExitStack() as hooks:
+        for module in dict.fromkeys(module for module, _ in layers):
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        yield
+
+
+@dataclass
+class Write:
+    """One operation on the stream, from `before` to `after`; `place` counts those of the layer before it.
+
+    added: what an addition adds, times `sign`, and `branch` its name. parent: the name of the stream that it acts on.
+    """
+
+    place: int
+    kind: str  # add, norm or scale
+    parent: Name
+    before: Tensor
+    after: Tensor
+    added: Tensor | None = None
+    branch: Name | None = None
+    sign: float = 1.0
+    steps: int = 0  # operations since the layer's input
+    maker: str = ""  # the module that is this norm
+
+    @property
+    def delta(self) -> Tensor:
+        """What it adds to the stream, in the stream's shape."""
+        if self.added is None:
+            return self.after - self.before
+        delta = self.added if self.sign == 1.0 else self.sign * self.added
+        return torch.broadcast_to(delta, self.before.shape)
+
+
+Change = Callable[[Write, "Tracer"], Tensor | None]  # another stream after this operation; None leaves it
+
+
+class Tracer(TorchDispatchMode):
+    """Follows the stream through one layer, from `begin(u)` to `path(out)`.
+
+    change: may replace the stream after each operation on it. What a module of the layer gave is one branch, however
+    the module made it.
+    """
+
+    def __init__(self, change: Change | None = None):
+        super().__init__()
+        self.change, self.active, self.inside = change, False, 0
+
+    def begin(self, u: Field) -> None:
+        self.active, self.place, self.size = True, 0, u.numel()
+        self.alive: list[Tensor] = [u]
+        self.start = name_of(u)
+        self.stream: dict[Name, Write | None] = {self.start: None}
+        self.sums: dict[Name, tuple[tuple[Name, Tensor, float], ...]] = {}
+        self.makers: dict[Name, str] = {}
+
+    def path(self, out: Tensor) -> list[Write] | None:
+        """The operations between the layer's input and this output, in order; None if it is not on the stream."""
+        self.active = False
+        writes, name = [], name_of(out)
+        while name in self.stream and self.stream[name] is not None:
+            writes.append(self.stream[name])
+            name = writes[-1].parent
+        return writes[::-1] if name in self.stream and out.numel() == self.size else None
+
+    def parts(self, write: Write) -> list[tuple[str, Tensor]]:
+        """The summands of what this operation added, each with the name of the module that made it."""
+        if write.branch is None:
+            return [(write.maker, write.delta)]
+        return [
+            (self.makers.get(name, ""), torch.broadcast_to(sign * x, write.before.shape))
+            for name, x, sign in self._leaves(write.branch, write.added, write.sign)
+        ]
+
+    def _leaves(self, name: Name, x: Tensor, sign: float) -> list[tuple[Name, Tensor, float]]:
+        if name not in self.sums or name in self.makers:  # what a module gave is one branch, however it made it
+            return [(name, x, sign)]
+        return [leaf for inner, y, s in self.sums[name] for leaf in self._leaves(inner, y, sign * s)]
+
+    # what happens inside the layer
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not self.active or self.inside or not args or not isinstance(args[0], Tensor):
+            return func(*args, **kwargs)
+        operation, name = func.overloadpacket.__name__, name_of(args[0])
+        if operation in ADDITIONS and isinstance(args[1], Tensor):
+            return self._add(func, args, kwargs)
+        if operation in COPIES:
+            return self._copy(func, args, kwargs)
+        if name in self.stream and (operation in NORMS or (operation in SCALINGS and _constant(args[1]))):
+            return self._act(func, args, kwargs)
+        if (
+            operation == "mul"
+            and _constant(args[0])
+            and isinstance(args[1], Tensor)
+            and name_of(args[1]) in self.stream
+        ):
+            return self._act(func, (args[1], args[0]), kwargs)
+        out = func(*args, **kwargs)
+        if operation in ("mul", "div"):
+            self._scale_sum(operation, args, out)
+        if name in self.makers and isinstance(out, Tensor) and out.numel() == self.size:
+            self.makers[name_of(out)] = self.makers[name]  # a branch that is scaled or put in another order
+            self.alive.append(out)
+        return out
+
+    def _scale_sum(self, operation: str, args: tuple, out: Tensor) -> None:
+        """A sum of branches times a constant is the sum of the branches times that constant."""
+        pairs = ((args[0], args[1]), (args[1], args[0])) if operation == "mul" else ((args[0], args[1]),)
+        for x, factor in pairs:
+            if isinstance(x, Tensor) and name_of(x) in self.sums and _constant(factor):
+                scaled = [
+                    (n, y * factor if operation == "mul" else y / factor, s)
+                    for n, y, s in self._leaves(name_of(x), x, 1.0)
+                ]
+                self.sums[name_of(out)] = tuple(scaled)
+                self.alive += [out, *(y for _, y, _ in scaled)]
+                return
+
+    def _copy(self, func, args, kwargs):
+        name, out = name_of(args[0]), func(*args, **kwargs)
+        if name_of(out) != name:
+            self.alive.append(out)
+            if name in self.stream:
+                self.stream[name_of(out)] = self.stream[name]
+            for known in (self.sums, self.makers):
+                if name in known:
+                    known[name_of(out)] = known[name]
+        return out
+
+    def _add(self, func, args, kwargs):
+        one, other = args[:2]
+        operation = func.overloadpacket.__name__
+        sign = float(kwargs.get("alpha", 1)) * (-1 if operation.startswith("sub") else 1)
+        names, in_place = (name_of(one), name_of(other)), operation.endswith("_")
+        if max(one.numel(), other.numel()) != self.size:
+            return func(*args, **kwargs)
+        kept = one.clone() if in_place else one  # what it held before it is overwritten
+        out = func(*args, **kwargs)
+        held = out.clone() if in_place else out
+
+        on = [name in self.stream and x.numel() == self.size for name, x in zip(names, (one, other), strict=True)]
+        if all(on):  # the stream is the one to which less has happened
+            first = self._steps(names[0]) <= self._steps(names[1])
+            on = [first, not first]
+        if on[0]:
+            write = Write(self.place, "add", names[0], kept, held, other, names[1], sign)
+        elif on[1] and sign == 1.0:
+            write = Write(self.place, "add", names[1], other, held, kept, names[0])
+        else:
+            self.alive += [kept, other, out, one]
+            if kept.numel() == other.numel():
+                self.sums[name_of(out, in_place)] = ((names[0], kept, 1.0), (names[1], other, sign))
+            return out
+        return self._wrote(write, out, in_place, kept, other)
+
+    def _act(self, func, args, kwargs):
+        """A norm of the stream, or its product with a constant."""
+        name, before = name_of(args[0]), args[0]
+        in_place = func.overloadpacket.__name__.endswith("_")
+        kept = before.clone() if in_place else before
+        out = func(*args, **kwargs)
+        first = next(tensors(out))
+        kind = "norm" if func.overloadpacket.__name__ in NORMS else "scale"
+        write = Write(self.place, kind, name, kept, first.clone() if in_place else first)
+        new = self._wrote(write, first, in_place, kept)
+        return new if out is first else with_first(out, new)
+
+    def _wrote(self, write: Write, out: Tensor, in_place: bool, *kept: Tensor) -> Tensor:
+        """Remember what was written to the stream, after `change` had its say; the stream that goes on."""
+        write.steps = self._steps(write.parent) + 1
+        self.place += 1
+        new = None
+        if self.change is not None:
+            self.inside += 1  # what `change` computes is no operation of the layer
+            try:
+                new = self.change(write, self)
+            finally:
+                self.inside -= 1
+        if new is not None:
+            new = new.to(out.dtype).reshape(out.shape)
+            out = out.copy_(new) if in_place else new
+        self.alive += [out, write.after, *kept]
+        self.stream[name_of(out, in_place)] = write
+        return out
+
+    def _steps(self, name: Name) -> int:
+        write = self.stream[name]
+        return 0 if write is None else write.steps
+
+    @contextmanager
+    def listening(self, block: nn.Module) -> Iterator[None]:
+        """Hear the modules inside the layer: who made which branch, and norms that are written by hand."""
+        stack: list[tuple[Tensor | None, Name | None, bool]] = []
+
+        def begin(module, args, kwargs):
+            given = list(tensors((args, kwargs)))
+            pointwise = len(given) == 1 and _per_feature(module)
+            stack.append((given[0], name_of(given[0]), pointwise) if given else (None, None, False))
+            self.inside += pointwise
+
+        def end(prefix: str):
+            def hook(module, args, kwargs, out):
+                (u, name, pointwise), made = stack.pop(), next(tensors(out), None)
+                self.inside -= pointwise
+                if not self.active or self.inside or made is None:
+                    return None
+                if pointwise and name in self.stream and made.shape == u.shape and name_of(made) != name:
+                    write = Write(self.place, "norm", name, u, made, maker=prefix)
+                    new = self._wrote(write, made, False, u)
+                    return None if new is made else with_first(out, new)
+                if any(True for _ in module.parameters()):
+                    self.makers[name_of(made)] = prefix
+                    self.alive.append(made)
+                return None
+
+            return hook
+
+        with ExitStack() as hooks:
+            for name, module in block.named_modules():
+                if module is block:
+                    continue
+                hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(end(name), with_kwargs=True).remove)
+            yield
+
+
+def _per_feature(module: nn.Module) -> bool:
+    """A module without parts whose weights are one number per feature at most: LayerNorm, RMSNorm, LayerScale, …"""
+    return not any(True for _ in module.children()) and all(p.ndim <= 1 for p in module.parameters())
+
+
+def _constant(x: Any) -> bool:
+    """A number, or one number per feature: not computed from the tokens."""
+    return not isinstance(x, Tensor) or x.ndim == 0 or x.numel() == x.shape[-1]

@@ -1,0 +1,789 @@
+"""record: any model as a trajectory with its branches, and the model unharmed."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers as hf
+from architectures import GPT, GROUPED, MODELS, SMALL, WORDS, tokens
+from torch import Tensor, nn
+
+from pdelab.integrators import Euler, LieEuler
+from pdelab.recording import Unreadable, record
+from pdelab.status import Status
+
+WIDTH = 8
+
+
+def states(batch: int = 3, length: int = 7, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+class Mix(nn.Module):
+    """Attention of one head."""
+
+    def __init__(self, causal: bool = False):
+        super().__init__()
+        self.qkv, self.causal = nn.Linear(WIDTH, 3 * WIDTH), causal
+
+    def forward(self, u: Tensor, mask: Tensor | None = None) -> Tensor:
+        seen = None if mask is None else mask[:, None, :]
+        return nn.functional.scaled_dot_product_attention(
+            *self.qkv(u).chunk(3, -1), attn_mask=seen, is_causal=self.causal
+        )
+
+
+class Block(nn.Module):
+    """One layer; subclasses differ in how branches are added to the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.one, self.two = Mix(), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.react = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH))
+
+
+class Pre(Block):
+    def forward(self, u, mask=None):
+        u = u + self.mix(self.one(u), mask)
+        return u + self.react(self.two(u))
+
+
+class Post(Block):
+    def forward(self, u, mask=None):
+        u = self.one(u + self.mix(u, mask))
+        return self.two(self.react(u) + u)
+
+
+class Sandwich(Block):
+    def __init__(self):
+        super().__init__()
+        self.three, self.four = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, u):
+        u = u + self.three(self.mix(self.one(u)))
+        return u + self.four(self.react(self.two(u)))
+
+
+class Parallel(Block):
+    def forward(self, u):
+        normed = self.one(u)
+        return u + (self.mix(normed) + self.react(normed))
+
+
+class ParallelInTurn(Block):
+    """Added one after the other, but both read the layer's input: a sum, however it is written."""
+
+    def forward(self, u):
+        normed = self.one(u)
+        mixed, reacted = self.mix(normed), self.react(normed)
+        return (u + mixed) + reacted
+
+
+class InPlace(Block):
+    def forward(self, u):
+        u += self.mix(self.one(u))
+        u += self.react(self.two(u))
+        return u
+
+
+class Scaled(Block):
+    """DeepNorm: the stream itself is scaled before the branch is added."""
+
+    def forward(self, u):
+        u = self.one(1.5 * u + self.mix(u))
+        return self.two(u * 1.5 + self.react(u))
+
+
+class Subtracting(Block):
+    def forward(self, u):
+        u = torch.add(u, self.mix(self.one(u)), alpha=0.5)
+        return u - self.react(self.two(u))
+
+
+class HandWrittenNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, u):
+        return self.weight * (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + 1e-6))
+
+
+class PostByHand(Post):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = HandWrittenNorm(), HandWrittenNorm()
+
+
+class Experts(Block):
+    """A router sends every token to one of three networks."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, u):
+        u = u + self.mix(self.one(u))
+        normed = self.two(u)
+        best = self.router(normed).argmax(-1)
+        out = torch.zeros_like(u)
+        for number, expert in enumerate(self.experts):
+            if (best == number).any():
+                out[best == number] += expert(normed[best == number])
+        return u + out
+
+
+class Plain(Block):
+    """No residual connection."""
+
+    def forward(self, u):
+        return self.react(self.mix(u))
+
+
+class Stack(nn.Module):
+    def __init__(self, kind: type[nn.Module], depth: int = 4, shared: bool = False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList([kind()] if shared else (kind() for _ in range(depth)))
+        self.depth, self.head = depth, nn.Linear(WIDTH, 3)
+
+    def forward(self, x, *args):
+        u = self.embed(x)
+        for number in range(self.depth):
+            u = self.layers[number % len(self.layers)](u, *args)
+        return self.head(u)
+
+
+OWN = {
+    Pre: "A→R",
+    Post: "A→S→R→S",
+    Sandwich: "A→R",
+    Parallel: "A+R",
+    ParallelInTurn: "A+R",
+    InPlace: "A→R",
+    Scaled: "A+S→S→R+S→S",  # the branch reads the stream before it is scaled
+    Subtracting: "A→R",
+    PostByHand: "A→S→R→S",
+    Experts: "A→R",
+}
+
+
+def check_sums(rec) -> None:
+    """Σ δ = u⁺ − u in every layer, and every write leads from `before` to `after`."""
+    for (u, after), stages in zip(pairwise(rec.trajectory.states), rec.stages, strict=True):
+        scale = max(x.abs().max() for s in stages for x in (s.before, s.after)).item()
+        eps = torch.finfo(u.dtype).eps
+        total = sum(stage.delta.double() for stage in stages)
+        torch.testing.assert_close(total, after.double() - u.double(), rtol=0, atol=8 * eps * scale)
+        assert stages[0].before.equal(u)
+        assert stages[-1].after.equal(after)
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_branches_sum_to_the_step_and_have_the_symbols_they_deserve(kind):
+    rec = record(Stack(kind), states())
+    assert rec.scheme == OWN[kind]
+    assert len(rec.stages) == 4
+    check_sums(rec)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_peoples_architectures_are_read_without_an_adapter(name):
+    torch.manual_seed(0)
+    build, scheme = MODELS[name]
+    model, inputs = build()
+    rec = record(model, inputs)
+    assert rec.scheme == scheme
+    assert len(rec.names) == 3
+    check_sums(rec)
+
+
+HIDDEN = ["bert", "albert", "gpt2", "llama", "gemma2", "mixtral", "opt", "phi", "vit", "t5"]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_states_are_the_librarys_own_hidden_states(name):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name][0]()
+    rec = record(model, inputs)
+    with torch.no_grad():
+        out = model.eval()(**inputs, output_hidden_states=True)
+    hidden = out.encoder_hidden_states if name == "t5" else out.hidden_states
+    before_the_final_norm = hidden[: len(rec.names)]  # the last one has passed it in many models
+    for ours, theirs in zip(rec.trajectory.states, before_the_final_norm, strict=False):
+        assert ours.equal(theirs)
+
+
+def test_the_cache_of_transformer_lens_has_the_same_branches():
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+
+    torch.manual_seed(0)
+    theirs = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT, n_positions=16)).eval()
+    config = HookedTransformerConfig(
+        n_layers=3, d_model=16, n_ctx=16, d_head=8, n_heads=2, d_mlp=64, d_vocab=50, act_fn="gelu_new",
+        normalization_type="LN", eps=1e-5,
+    )  # fmt: skip
+    hooked = HookedTransformer(config).eval()
+    hooked.load_and_process_state_dict(
+        convert_gpt2_weights(theirs, config),
+        fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        _, cache = hooked.run_with_cache(tokens())
+    rec = record(theirs, {"input_ids": tokens()})
+    for layer, stages in enumerate(rec.stages):
+        attention, reaction = stages
+        torch.testing.assert_close(rec.trajectory.states[layer], cache["resid_pre", layer], rtol=0, atol=1e-5)
+        torch.testing.assert_close(attention.delta, cache["attn_out", layer], rtol=0, atol=1e-5)
+        torch.testing.assert_close(attention.after, cache["resid_mid", layer], rtol=0, atol=1e-5)
+        torch.testing.assert_close(reaction.delta, cache["mlp_out", layer], rtol=0, atol=1e-5)
+    torch.testing.assert_close(rec.trajectory.final, cache["resid_post", 2], rtol=0, atol=1e-5)
+
+
+def test_a_parallel_layer_is_an_euler_step_and_a_serial_one_a_sweep():
+    assert isinstance(record(Stack(Parallel), states()).integrator, Euler)
+    assert isinstance(record(Stack(ParallelInTurn), states()).integrator, Euler)
+    assert isinstance(record(Stack(Post), states()).integrator, LieEuler)
+
+
+def test_deltas_are_what_the_modules_of_a_layer_compute():
+    model = Stack(Pre)
+    rec = record(model, states())
+    layer, (attention, reaction) = model.layers[1], rec.stages[1]
+    u = rec.trajectory.states[1]
+    with torch.no_grad():
+        assert attention.delta.equal(layer.mix(layer.one(u)))
+        assert reaction.delta.equal(layer.react(layer.two(u + attention.delta)))
+    assert (attention.name, reaction.name) == ("mix", "react")
+
+
+def test_causal_attention_is_told_from_attention_to_all():
+    model = Stack(Pre)
+    for layer in model.layers[:2]:
+        layer.mix.causal = True
+    rec = record(model, states())
+    assert [stages[0].causal for stages in rec.stages] == [True, True, False, False]
+    assert rec.stages[0][1].causal is None
+
+
+def test_one_module_called_four_times_is_four_layers():
+    rec = record(Stack(Pre, shared=True), states())
+    assert rec.names == ("layers.0",) * 4
+    check_sums(rec)
+    u = rec.trajectory.states[2]
+    assert rec.layer(2)(u).equal(rec.trajectory.states[3])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_on_either_side_changes_no_symbol(left):
+    mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
+    mask = mask.flip(1) if left else mask
+    rec = record(Stack(Pre), (states(), mask), mask=mask)
+    assert rec.scheme == "A→R"
+    assert rec.trajectory.mask.equal(mask)
+    check_sums(rec)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_attention_mask_of_the_inputs_is_the_mask(side):
+    torch.manual_seed(0)
+    model = hf.LlamaModel(hf.LlamaConfig(**GROUPED))
+    mask = torch.arange(9) < torch.tensor([[9], [5], [3]])
+    mask = mask.flip(1) if side == "left" else mask
+    rec = record(model, {"input_ids": tokens(), "attention_mask": mask.long()})
+    assert rec.trajectory.mask.equal(mask)
+    assert rec.scheme == "A→R"
+    assert rec.stages[0][0].causal
+
+
+@pytest.mark.parametrize("kind", [Pre, Post, Parallel], ids=lambda kind: kind.__name__)
+def test_half_precision_is_read_to_its_own_rounding(kind):
+    rec = record(Stack(kind).bfloat16(), states(dtype=torch.bfloat16))
+    assert rec.scheme == OWN[kind]
+    check_sums(rec)
+
+
+def test_a_model_that_diverges_is_recorded_up_to_there():
+    model = Stack(Pre)
+    with torch.no_grad():
+        model.layers[2].react[2].weight.fill_(1e38)
+        model.layers[2].react[2].bias.fill_(3e38)
+    rec = record(model, states())
+    assert rec.trajectory.status is Status.DIVERGED
+    assert rec.trajectory.stopped_at == 3
+    assert len(rec.stages) == len(rec.trajectory.states) - 1 == 2
+
+
+class Over(nn.Module):
+    """A layer whose first branch is any function of the tokens; the second is a feed-forward network."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.mix = mix
+        self.react = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, u):
+        u = u + self.mix(u)
+        return u + self.react(u)
+
+
+def attention(allowed: Tensor):
+    return lambda u: nn.functional.scaled_dot_product_attention(u, u, u, attn_mask=allowed)
+
+
+PLACES = torch.arange(9)
+AHEAD = PLACES[:, None] < PLACES
+TOKENS_SEEN = {
+    "two tokens away": ((PLACES[:, None] - PLACES).abs() % 2 == 0, False),
+    "windows of four": (PLACES[:, None] // 4 == PLACES // 4, False),
+    "a prefix that sees itself": (~AHEAD | (PLACES[:, None] < 4) & (PLACES < 4), False),
+    "the token before": ((PLACES[:, None] == PLACES) | (PLACES[:, None] == PLACES + 1), True),
+    "all before": (~AHEAD, True),
+    "the one after": ((PLACES[:, None] == PLACES) | (PLACES[:, None] + 1 == PLACES), False),
+}
+
+
+@pytest.mark.parametrize("seen", TOKENS_SEEN)
+def test_attention_to_any_set_of_tokens_is_found_and_causal_only_if_it_is(seen):
+    allowed, causal = TOKENS_SEEN[seen]
+    rec = record(Stack(lambda: Over(attention(allowed))), states(length=9))
+    assert rec.scheme == "A→R"
+    assert rec.stages[0][0].causal is causal
+
+
+def test_a_causal_convolution_by_fourier_transform_is_causal():
+    kernel = torch.tensor([0.5, 0.3, 0.2] + [0.0] * 15)[:, None]
+
+    def convolved(u):
+        padded = nn.functional.pad(u, (0, 0, 0, 9))
+        return torch.fft.irfft(torch.fft.rfft(padded, dim=1) * torch.fft.rfft(kernel, dim=0), n=18, dim=1)[:, :9]
+
+    assert record(Stack(lambda: Over(convolved)), states(length=9)).stages[0][0].causal
+
+
+class ScaledSum(Block):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, u):
+        n = self.one(u)
+        return u + self.gamma * (self.mix(n) + self.react(n))
+
+
+def test_a_sum_of_branches_that_is_scaled_is_still_two_branches():
+    model = Stack(ScaledSum)
+    rec = record(model, states())
+    assert rec.scheme == "A+R"
+    layer, u = model.layers[0], rec.trajectory.states[0]
+    with torch.no_grad():
+        torch.testing.assert_close(rec.stages[0][0].delta, layer.gamma * layer.mix(layer.one(u)))
+
+
+class Adapter(Block):
+    """A third branch that reads the layer's input, added after the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.beside = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, u):
+        v = u + self.mix(self.one(u))
+        v = v + self.react(self.two(v))
+        return self.beside(u) + v
+
+
+class AddModule(Block):
+    def __init__(self):
+        super().__init__()
+        self.add = Sum()
+
+    def forward(self, u):
+        u = self.add(u, self.mix(self.one(u)))
+        return self.add(self.react(self.two(u)), u)
+
+
+class Sum(nn.Module):
+    def forward(self, u, v):
+        return u + v
+
+
+@pytest.mark.parametrize("kind", [*OWN, Adapter, AddModule, ScaledSum], ids=lambda kind: kind.__name__)
+def test_energy_is_accounted_for_by_the_branches_of_every_kind_of_layer(kind):
+    rec = record(Stack(kind).double(), states().double())
+    energy = torch.stack([u.square().sum(-1).mean() / 2 for u in rec.trajectory.states])
+    torch.testing.assert_close(rec.budget().energy.sum(1), energy.diff(), rtol=1e-9, atol=1e-12)
+    assert isinstance(rec.integrator, Euler | LieEuler) is (kind not in (Adapter, Scaled))
+
+
+def test_additions_in_modules_of_their_own_are_additions():
+    assert record(Stack(AddModule), states()).scheme == "A→R"
+
+
+def test_a_layer_that_works_in_place_harms_neither_states_nor_inputs():
+    plain, changed = Stack(Pre), Stack(InPlace)
+    changed.load_state_dict(plain.state_dict())
+    changed.embed = plain.embed = nn.Identity()
+    x = states()
+    one, two = record(plain, states()), record(changed, x)
+    assert x.equal(states())
+    for a, b in zip(one.trajectory.states, two.trajectory.states, strict=True):
+        assert a.equal(b)
+    held = two.trajectory.states[0].clone()
+    assert two.layer(0)(two.trajectory.states[0]).equal(one.trajectory.states[1])
+    assert two.trajectory.states[0].equal(held)
+
+    def half(n, u, f):
+        return u + (f(u) - u) / 2
+
+    torch.testing.assert_close(one.rewrite(step=half), two.rewrite(step=half))
+
+
+def test_layers_of_two_classes_in_one_list_are_one_stack():
+    class Hybrid(Stack):
+        def __init__(self):
+            super().__init__(Pre, depth=5)
+            self.layers[3] = Post()
+
+    rec = record(Hybrid(), states())
+    assert len(rec.names) == 5
+    assert rec.scheme == "A→R or A→S→R→S"
+
+
+def test_the_stream_is_found_where_the_first_layer_gets_it_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.react, self.first = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, u, start):
+            return u + self.react(u) + self.first(start)
+
+    class Started(Stack):
+        def forward(self, x):
+            u = start = self.embed(x)
+            for layer in self.layers:
+                u = layer(u, start)
+            return self.head(u)
+
+    rec = record(Started(Twice), states())
+    assert [block.where for block in rec._blocks] == [0] * 4
+
+
+def test_masks_are_found_by_position_and_under_torchs_name():
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
+    assert record(encoder, {"src": states(), "src_key_padding_mask": ~mask}).trajectory.mask.equal(mask)
+    torch.manual_seed(0)
+    bert = hf.BertModel(hf.BertConfig(**SMALL, **WORDS))
+    padded = torch.arange(9) < torch.tensor([[8], [5], [3]])
+    rec = record(bert, (tokens(), padded.long()))
+    assert rec.trajectory.mask.equal(padded)
+    assert rec.stages[0][0].causal is False
+
+
+class TestRewrite:
+    """The model with another stream, beside code written by hand."""
+
+    @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+    def test_writing_what_was_there_changes_nothing(self, kind):
+        model = Stack(kind)
+        rec = record(model, states())
+        torch.testing.assert_close(rec.rewrite(lambda at, u, delta: u + delta), rec.output, rtol=0, atol=1e-5)
+        assert rec.rewrite(lambda at, u, delta: None).equal(rec.output)
+        torch.testing.assert_close(rec.rewrite(step=lambda n, u, f: f(u)), rec.output, rtol=0, atol=0)
+
+    def test_half_of_every_branch(self):
+        model = Stack(Pre)
+        out = record(model, states()).rewrite(lambda at, u, delta: u + delta / 2)
+        with torch.no_grad():
+            u = model.embed(states())
+            for layer in model.layers:
+                u = u + layer.mix(layer.one(u)) / 2
+                u = u + layer.react(layer.two(u)) / 2
+        torch.testing.assert_close(out, model.head(u), rtol=0, atol=1e-6)
+
+    def test_a_sum_in_place_of_a_sweep(self):
+        model, held = Stack(Pre), {}
+
+        def write(at, u, delta):
+            if at.symbol == "A":
+                held["A"] = delta
+                return u
+            return u + held["A"] + delta
+
+        out = record(model, states()).rewrite(write)
+        with torch.no_grad():
+            u = model.embed(states())
+            for layer in model.layers:
+                u = u + layer.mix(layer.one(u)) + layer.react(layer.two(u))
+        torch.testing.assert_close(out, model.head(u), rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", [Pre, Post, Parallel], ids=lambda kind: kind.__name__)
+    def test_the_sum_of_one_layer_lets_every_branch_read_u(self, kind):
+        model = Stack(kind).double()
+        rec, layer, u = record(model, states().double()), model.layers[2], states().double()
+        with torch.no_grad():
+            if kind is Post:
+                branches = layer.mix(u), layer.one(u) - u, layer.react(u), layer.two(u) - u
+            else:
+                branches = layer.mix(layer.one(u)), layer.react(layer.two(u))
+        torch.testing.assert_close(rec.summed(2, u), u + sum(branches))
+
+    def test_one_branch_of_a_parallel_layer_is_dropped(self):
+        model = Stack(Parallel)
+        out = record(model, states()).rewrite(lambda at, u, delta: u + dict(at.parts)["A"])
+        with torch.no_grad():
+            u = model.embed(states())
+            for layer in model.layers:
+                u = u + layer.mix(layer.one(u))
+        torch.testing.assert_close(out, model.head(u), rtol=0, atol=1e-6)
+
+    def test_a_layer_is_left_out_on_other_inputs(self):
+        model, other = Stack(Post), states().flip(0) * 2
+        out = record(model, states()).rewrite(step=lambda n, u, f: u if n == 1 else None, inputs=other)
+        with torch.no_grad():
+            u = model.embed(other)
+            for number in (0, 2, 3):
+                u = model.layers[number](u)
+        torch.testing.assert_close(out, model.head(u), rtol=0, atol=0)
+
+    def test_an_addition_in_place_is_rewritten_too(self):
+        model = Stack(InPlace)
+        out = record(model, states()).rewrite(lambda at, u, delta: u + delta / 2)
+        with torch.no_grad():
+            u = model.embed(states())
+            for layer in model.layers:
+                u = u + layer.mix(layer.one(u)) / 2
+                u = u + layer.react(layer.two(u)) / 2
+        torch.testing.assert_close(out, model.head(u), rtol=0, atol=1e-6)
+
+
+def test_a_layer_alone_is_differentiable():
+    rec = record(Stack(Pre).double(), states().double())
+    u = rec.trajectory.states[1].clone().requires_grad_()
+    assert torch.autograd.gradcheck(rec.layer(1), u)
+
+
+def test_a_layer_alone_has_no_dropout_and_the_model_goes_on_training():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+    rec = record(model, torch.randn(2, 5, 8))
+    assert rec.layer(1)(rec.trajectory.states[1]).equal(rec.trajectory.states[2])
+    assert all(part.training for part in model.modules())
+
+
+def test_arguments_that_the_model_does_not_take_are_refused_before_it_runs():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    with pytest.raises(ValueError, match=r"inputs must be what TransformerEncoder.forward\(src, .*'src'.*\(\{…\},\)"):
+        record(model, {"tokens": torch.randn(2, 5, 8)})
+
+
+def test_gradients_are_those_of_backward():
+    model = Stack(Post).double()
+    rec = record(model, states().double())
+    found = rec.gradients(lambda out: out.square().sum())
+    for number, gradient in enumerate(found):
+        u = rec.trajectory.states[number].clone().requires_grad_()
+        v = u.clone()
+        for layer in model.layers[number:]:
+            v = layer(v)
+        (wanted,) = torch.autograd.grad(model.head(v).square().sum(), u)
+        torch.testing.assert_close(gradient, wanted)
+    assert all(p.grad is None for p in model.parameters())
+
+
+class TestLeftAsItWas:
+    def everything(self, model: nn.Module) -> list:
+        hooks = [
+            (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._forward_hooks_with_kwargs), m.training)
+            for m in model.modules()
+        ]
+        return [hooks, {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state().tolist()]
+
+    def check(self, model: nn.Module, before: list, output: Tensor) -> None:
+        after = self.everything(model)
+        assert after[0] == before[0]
+        assert all(after[1][k].equal(v) for k, v in before[1].items())
+        assert after[2] == before[2]
+        assert torch.backends.mha.get_fastpath_enabled()
+        assert torch.is_grad_enabled()
+        assert model.eval()(states()).equal(output)
+
+    def model(self) -> nn.Module:
+        class Counting(Pre):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, u, mask=None):
+                self.calls += 1
+                return super().forward(u, mask)
+
+        model = Stack(Counting)
+        model.layers[1].eval()  # a mixture of modes
+        model.layers[2].register_forward_hook(lambda *_: None)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        return model
+
+    def test_after_a_recording(self):
+        model = self.model()
+        output = copy.deepcopy(model).eval()(states())
+        before = self.everything(model)
+        rec = record(model, states())
+        rec.rewrite(lambda at, u, delta: u)
+        rec.gradients(torch.sum)
+        assert all(p.grad.equal(torch.ones_like(p)) for p in model.parameters())
+        self.check(model, before, output)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    @pytest.mark.parametrize("call", [1, 2, 3, 6])  # while layers are looked for, captured and read
+    def test_after_an_interruption(self, error, call):
+        model = self.model()
+        output = copy.deepcopy(model).eval()(states())
+        before, count, plain = self.everything(model), [0], model.layers[2].react.forward
+
+        def failing(*args):
+            count[0] += 1
+            if count[0] == call:
+                raise error
+            return plain(*args)
+
+        model.layers[2].react.forward = failing
+        with pytest.raises(error):
+            record(model, states())
+        del model.layers[2].react.forward
+        assert count[0] == call
+        self.check(model, before, output)
+
+
+class TestUnreadable:
+    def test_layers_without_a_residual_connection_can_be_taken_whole(self):
+        model = Stack(Plain)
+        with pytest.raises(Unreadable, match="whole=True"):
+            record(model, states())
+        rec = record(model, states(), whole=True)
+        assert rec.scheme == "A"
+        check_sums(rec)
+
+    def test_no_layers_at_all(self):
+        with pytest.raises(Unreadable, match=r"blocks=\[…\]"):
+            record(nn.Linear(WIDTH, 2), states())
+
+    def test_layers_can_be_named(self):
+        model = Stack(Pre)
+        by_name = record(model, states(), blocks=["layers.1", "layers.2"])
+        by_module = record(model, states(), blocks=model.layers)
+        assert by_name.names == ("layers.1", "layers.2")
+        assert len(by_module.names) == 4
+        with pytest.raises(ValueError, match=r"layers\.9"):
+            record(model, states(), blocks=["layers.9"])
+        with pytest.raises(Unreadable, match=r"between layers\.0 and layers\.2"):
+            record(model, states(), blocks=["layers.0", "layers.2"])
+
+    def test_a_batch_that_stands_second(self):
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16)
+        with pytest.raises(Unreadable, match="batch_first=True"):
+            record(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), states())
+
+    def test_what_mixes_tokens_on_the_stream_itself_is_no_norm(self):
+        class Gated(Block):
+            def forward(self, u):
+                u = u * torch.sigmoid(u.mean(1, keepdim=True))
+                return u + self.react(u)
+
+        with pytest.raises(Unreadable, match=r"mixes tokens|plus branches"):
+            record(Stack(Gated), states(batch=1))
+
+    def test_a_hook_that_changes_a_layer_is_named(self):
+        model = Stack(Pre)
+        model.layers[1].register_forward_hook(lambda module, args, out: out + 1.0)
+        with pytest.raises(Unreadable, match="hook"):
+            record(model, states())
+
+    def test_whole_layers_have_no_writes_to_rewrite(self):
+        rec = record(Stack(Plain), states(), whole=True)
+        assert rec.again(states() * 2).scheme == "A"
+        with pytest.raises(ValueError, match="give step"):
+            rec.rewrite(lambda at, u, delta: u)
+
+    @pytest.mark.parametrize("given", [3.0, torch.zeros(2, 2)])
+    def test_a_stream_of_another_kind_is_refused(self, given):
+        rec = record(Stack(Pre), states())
+        with pytest.raises(ValueError, match="write must give a field"):
+            rec.rewrite(lambda at, u, delta: given)
+        with pytest.raises(ValueError, match="step must give a field"):
+            rec.rewrite(step=lambda n, u, f: given)
+
+    def test_another_model_without_these_layers(self):
+        with pytest.raises(ValueError, match=r"it has no layers\.0"):
+            record(Stack(Pre), states()).again(model=nn.Linear(WIDTH, WIDTH))
+
+    def test_a_token_alone(self):
+        with pytest.raises(Unreadable, match="two real tokens"):
+            record(Stack(Pre), states(length=1))
+
+    def test_a_layer_that_keeps_a_state(self):
+        class Counting(Pre):
+            def forward(self, u):
+                self.calls = getattr(self, "calls", 0) + 1
+                return super().forward(u) + 0.1 * self.calls * self.one(u)
+
+        with pytest.raises(Unreadable, match="keeps a state"):
+            record(Stack(Counting), states())
+
+    def test_dropout_is_off_and_a_cache_too(self):
+        torch.manual_seed(0)
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT, attn_pdrop=0.5, resid_pdrop=0.5)).train()
+        one, two = (record(model, {"input_ids": tokens()}).trajectory.final for _ in range(2))
+        assert one.equal(two)
+        assert model.training
+
+
+def test_stages_can_be_reduced_while_they_are_recorded():
+    rec = record(Stack(Pre), states(), keep=lambda stages: [s.delta.norm().item() for s in stages])
+    assert all(isinstance(size, float) for row in rec.stages for size in row)
+    with pytest.raises(ValueError, match="keep"):
+        rec.budget()
+
+
+def test_other_inputs_and_another_model_are_recorded_with_the_same_symbols():
+    model, other = Stack(Parallel), Stack(Parallel)
+    with torch.no_grad():
+        other.layers[0].mix.qkv.weight.mul_(2)
+    rec = record(model, states())
+    for again, fresh in (
+        (rec.again(states().flip(0)), record(model, states().flip(0))),
+        (rec.again(model=other), record(other, states())),
+    ):
+        assert again.scheme == fresh.scheme == "A+R"
+        assert again.trajectory.final.equal(fresh.trajectory.final)
+        assert all(
+            x.delta.equal(y.delta)
+            for a, b in zip(again.stages, fresh.stages, strict=True)
+            for x, y in zip(a, b, strict=True)
+        )
+        assert [s.causal for s in again.stages[0]] == [s.causal for s in fresh.stages[0]]
+
+
+def test_an_encoder_of_an_encoder_decoder_can_be_chosen():
+    torch.manual_seed(0)
+    model = hf.BartModel(hf.BartConfig(d_model=16, encoder_layers=1, decoder_layers=3, encoder_attention_heads=2,
+                                       decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, **WORDS,
+                                       decoder_start_token_id=2))  # fmt: skip
+    rec = record(model, {"input_ids": tokens()})
+    assert rec.names[0].startswith("decoder")
+    assert rec.scheme == "A→S→R→S→R→S"  # to look at the encoder moves nothing between the tokens of the decoder
+    assert record(model, {"input_ids": tokens()}, blocks=["encoder.layers.0"]).scheme == "A→S→R→S"
+
+
+def test_a_model_of_bert_that_is_compiled_is_read_through():
+    torch.manual_seed(0)
+    model = torch.compile(hf.BertModel(hf.BertConfig(**SMALL, **WORDS)))
+    assert record(model, {"input_ids": tokens()}).scheme == "A→S→R→S"
