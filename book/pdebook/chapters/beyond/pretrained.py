@@ -445,9 +445,14 @@ class Row:
 
     @property
     def against_noise(self) -> str:
-        if self.beside_noise.high < 0:
-            return "gentler than noise"
-        return "worse than noise" if self.beside_noise.low > 0 else "like noise"
+        return against(self.beside_noise)
+
+
+def against(less: Summary) -> str:
+    """Rule 2 in words, of a cost less its noise's."""
+    if less.high < 0:
+        return "gentler than noise"
+    return "worse than noise" if less.low > 0 else "like noise"
 
 
 def names(results: Sequence[Result]) -> list[str]:
