@@ -33,6 +33,12 @@ def pytest_configure(config):
     torch.set_num_threads(1)  # the tensors of the tests are small, and two threads get in each other's way
 
 
+@pytest.fixture(autouse=True)
+def one_draw():
+    """What a test draws from torch's own generator does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 class Notebooks:
     """As a plugin of its own: the hooks of a conftest.py see only what lies in its folder, and the book does not."""
 

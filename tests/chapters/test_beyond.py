@@ -318,9 +318,9 @@ def test_transport_is_the_bound_of_what_leaving_out_a_little_of_a_layer_costs():
         less = lambda u: u + (1 - share) * (f(u) - u)  # noqa: E731
         return network.loss(network.run([*network.layers[:k], less, *network.layers[k + 1 :]])).item()
 
-    with torch.no_grad():
-        slopes = [abs(loss(k, 1e-4) - loss(k, -1e-4)) / 2e-4 for k in range(6)]
-    assert slopes == pytest.approx(found["taylor"], rel=1e-4)
+    with torch.no_grad():  # a small step: ReLU has a kink that a wider one may meet
+        slopes = [abs(loss(k, 1e-5) - loss(k, -1e-5)) / 2e-5 for k in range(6)]
+    assert slopes == pytest.approx(found["taylor"], rel=1e-6)
 
 
 def test_transport_is_that_of_the_gradients_of_a_recording():
