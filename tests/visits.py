@@ -1,0 +1,44 @@
+"""Built pages, opened in a real browser with the network cut."""
+
+from axe_playwright_python.sync_playwright import Axe
+from exercises import ROOT
+
+HTML = ROOT / "_build" / "html"
+FOUND = sorted(path.relative_to(HTML).as_posix() for path in HTML.rglob("*.html") if "_static" not in path.parts)
+PAGES = [page for page in FOUND if page != "index.html"]  # which only leads to the first page
+SERIOUS = ("serious", "critical")
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+
+
+class Visit:
+    """A page opened with the network cut, with what it asked for and what it complained about."""
+
+    def __init__(self, browser, address, *, scheme="light", viewport=DESKTOP, touch=False):
+        self.context = browser.new_context(offline=True, color_scheme=scheme, viewport=viewport, has_touch=touch)
+        self.page = self.context.new_page()
+        self.external, self.complaints = [], []
+        self.page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or self.external.append(r.url))
+        self.page.on("requestfailed", lambda r: self.complaints.append(f"could not load {r.url}"))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
+        self.page.goto(address, wait_until="load")
+        self.page.evaluate("window.MathJax && MathJax.startup ? MathJax.startup.promise : null")
+
+    def unfold(self):
+        """Open all that is behind a click, at once."""
+        self.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        self.page.evaluate("document.getAnimations().forEach(a => a.finish())")
+
+    def serious_faults(self):
+        found = [fault for fault in Axe().run(self.page).response["violations"] if fault["impact"] in SERIOUS]
+        return [(fault["id"], node["target"], node["html"][:150]) for fault in found for node in fault["nodes"]]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+
+def visit(browser, page, **options):
+    return Visit(browser, (HTML / page).as_uri(), **options)
