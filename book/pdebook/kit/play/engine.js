@@ -355,6 +355,15 @@
 
       A state that is not finite ends the run as "diverged" at that step and is not kept. */
   const run = (o, u0) => {
+    const layers = steps(o, u0);
+    for (;;) {
+      const { done, value } = layers.next();
+      if (done) return value;
+    }
+  };
+
+  /** What `run` computes, one layer at a time: a generator, for a page that must not stand still. */
+  const steps = function* (o, u0) {
     const step = SCHEMES[o.scheme];
     const scratch = Array.from({ length: 6 }, () => new Float64Array(u0.length));
     const u = Float64Array.from(u0);
@@ -365,6 +374,7 @@
       step(shared || terms(o, weights(o, n - 1)), u, o.dt, scratch);
       if (!isFinite(u)) return { states, status: "diverged", stoppedAt: n };
       states.push(Float64Array.from(u));
+      yield;
     }
     return { states, status: "finished", stoppedAt: null };
   };
@@ -634,7 +644,7 @@
   const feedForward = (u, spec) => reaction(spec)(u, new Float64Array(u.length));
 
   pdelab.engine = {
-    complete, address, fromAddress, start, run, attention, measure, status, outcome, theory, weights, groups, jumps,
+    complete, address, fromAddress, start, run, steps, attention, measure, status, outcome, theory, weights, groups, jumps,
     linear, layerNorm, attend, feedForward, random, normals,
   };
 })();
