@@ -8,6 +8,7 @@ from importlib import import_module
 _NAMES = {
     "Result": "ledger.record",
     "Store": "ledger.record",
+    "digit": "chapters.trained_corners.digit",
     "explore": "kit.interactive",
     "summarise": "ledger.record",
     "table": "kit.page",

@@ -69,7 +69,7 @@ class Result:
     """One run: `figures` holds what was measured, `controls` the same measured on something that knows nothing.
 
     A run of several models names its figures MODEL/figure; `diverged` names the models that did not finish, with the
-    step that failed, and their figures are absent.
+    step that failed, and their figures are absent. `weights` holds what a page runs: MODEL -> its weights as text.
     """
 
     experiment: str
@@ -82,6 +82,7 @@ class Result:
     diverged: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=environment)
     seconds: float = 0.0
+    weights: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("experiment", "scale"):
