@@ -105,38 +105,56 @@
       features. `maps`, if given, is filled with the weights p: heads × N × N. */
   const interaction = ({ N, d, heads = 1, causal = false, qkv, out: join }) => {
     const width = d / heads;
-    const root = Math.sqrt(width);
-    const x = new Float64Array(N * 3 * d);
+    const x = new Float64Array(3 * d * N); // feature after feature, each of all tokens: the loops over tokens run straight
     const mixed = new Float64Array(N * d);
     const p = new Float64Array(N);
 
     return (u, out, maps = null) => {
-      linear(u, N, qkv, 3 * d, d, x);
-      mixed.fill(0);
+      across(u, N, d, qkv, x);
       for (let h = 0; h < heads; h++) {
         for (let i = 0; i < N; i++) {
           const seen = causal ? i + 1 : N;
-          const query = i * 3 * d + h * width;
-          let top = -Infinity;
-          for (let j = 0; j < seen; j++) {
-            let score = 0;
-            for (let c = 0, key = j * 3 * d + d + h * width; c < width; c++) score += x[query + c] * x[key + c];
-            p[j] = score / root;
-            if (p[j] > top) top = p[j];
-          }
-          let sum = 0;
-          for (let j = 0; j < seen; j++) sum += p[j] = Math.exp(p[j] - top);
-          for (let j = 0; j < seen; j++) {
-            p[j] /= sum;
-            for (let c = 0, value = j * 3 * d + 2 * d + h * width, at = i * d + h * width; c < width; c++) {
-              mixed[at + c] += p[j] * x[value + c];
-            }
-          }
+          looks(x, N, d, h * width, width, i, seen, p);
+          reads(x, N, 2 * d + h * width, width, seen, p, mixed, i * d + h * width);
           if (maps) for (let j = 0; j < N; j++) maps[(h * N + i) * N + j] = j < seen ? p[j] : 0;
         }
       }
       return linear(mixed, N, join, d, d, out);
     };
+  };
+
+  /** W u_i + b of all tokens, feature after feature. */
+  const across = (u, N, d, { W, b }, x) => {
+    for (let row = 0; row < 3 * d; row++) {
+      for (let i = 0; i < N; i++) {
+        let sum = b ? b[row] : 0;
+        for (let c = 0, w = row * d, k = i * d; c < d; c++) sum += W[w + c] * u[k + c];
+        x[row * N + i] = sum;
+      }
+    }
+  };
+
+  /** p_j of token i, for the first `seen` tokens: its head's queries are the `width` rows of x from `first`, keys d later. */
+  const looks = (x, N, d, first, width, i, seen, p) => {
+    p.fill(0);
+    for (let row = first; row < first + width; row++) {
+      const query = x[row * N + i] / Math.sqrt(width);
+      for (let j = 0, key = (row + d) * N; j < seen; j++) p[j] += query * x[key + j];
+    }
+    let top = -Infinity;
+    for (let j = 0; j < seen; j++) if (p[j] > top) top = p[j];
+    let sum = 0;
+    for (let j = 0; j < seen; j++) sum += p[j] = Math.exp(p[j] - top);
+    for (let j = 0; j < seen; j++) p[j] /= sum;
+  };
+
+  /** Σ_j p_j times each of the `width` values from the row `first` on, written to `mixed` from `at`. */
+  const reads = (x, N, first, width, seen, p, mixed, at) => {
+    for (let c = 0; c < width; c++) {
+      let sum = 0;
+      for (let j = 0, value = (first + c) * N; j < seen; j++) sum += p[j] * x[value + j];
+      mixed[at + c] = sum;
+    }
   };
 
   /** The feed-forward network, R[u]_i = W₂ φ(W₁ u_i + b₁) + b₂, of each token by itself: `pdelab.Reaction`. */
@@ -379,6 +397,12 @@
     return { states, status: "finished", stoppedAt: null };
   };
 
+  /** The state L layers before u: the equation run backwards by RK4, for settings without a norm after the terms. */
+  const undo = (o, u) => {
+    const back = run({ ...o, dt: -o.dt, scheme: "rk4" }, u);
+    return back.status === "finished" ? back.states[o.L] : null;
+  };
+
   /** The weights p of attention in a layer that reads the state u: N × N, row i what token i sees. */
   const attention = (o, u, layer = 0) => {
     const { N, d } = o;
@@ -500,6 +524,13 @@
     return found;
   };
 
+  /** Σ u², over all tokens and features. */
+  const squaresOf = (u) => {
+    let sum = 0;
+    for (let k = 0; k < u.length; k++) sum += u[k] * u[k];
+    return sum;
+  };
+
   const squaredDistance = (u, d, i, j) => {
     let sum = 0;
     for (let c = 0; c < d; c++) sum += (u[i * d + c] - u[j * d + c]) ** 2;
@@ -525,13 +556,22 @@
 
   /** ⟨u, v⟩/(|u| |v|) of two whole states; NaN for a zero state, as in pdelab. */
   const cosine = (u, v) => {
+    const [p, q] = [largest(u), largest(v)]; // or squares would overflow
     let [dot, uu, vv] = [0, 0, 0];
     for (let k = 0; k < u.length; k++) {
-      dot += u[k] * v[k];
-      uu += u[k] * u[k];
-      vv += v[k] * v[k];
+      const [x, y] = [u[k] / p, v[k] / q];
+      dot += x * y;
+      uu += x * x;
+      vv += y * y;
     }
-    return dot / Math.sqrt(uu) / Math.sqrt(vv);
+    return dot / Math.sqrt(uu * vv);
+  };
+
+  /** The largest |entry|. */
+  const largest = (u) => {
+    let most = 0;
+    for (let k = 0; k < u.length; k++) most = Math.max(most, Math.abs(u[k]));
+    return most;
   };
 
   /** The mean of cos(u_i, u_j) over all pairs of two tokens: `laws.mean_cosine` of the chapter on clusters. */
@@ -547,22 +587,22 @@
     return (length - N) / (N * (N - 1));
   };
 
-  /** What the curves show, for each state: {spread, diameter, energy, mean, nonuniformity, fidelity, cosine, groups}.
+  /** What the curves show, for each state: {spread, diameter, longest, energy, mean, nonuniformity, fidelity, cosine, groups}.
 
-      σ = `metrics.stability.spread`, δ = `diameter`, E = ½ mean |u_i|² = `energy`, |μ| = √(2 `mean_energy`),
+      σ = `metrics.stability.spread`, δ = `diameter`, `formulas.longest`, E = ½ mean |u_i|² = `energy`, |μ| = √(2 `mean_energy`),
       `nonuniformity`; ρ = `metrics.similarity.fidelity(over="state")`; cosine and groups: see there. */
   const measure = (o, { states }) => {
     const { N, d } = o;
     const rest = new Float64Array(N * d);
     return states.map((u) => {
       const variance = centre(u, N, d, rest);
-      let squares = 0;
-      for (let k = 0; k < u.length; k++) squares += u[k] * u[k];
+      const squares = squaresOf(u);
       let mean = 0;
       for (let c = 0; c < d; c++) mean += (u[c] - rest[c]) ** 2; // u − (u − μ) = μ
       return {
         spread: Math.sqrt(variance),
         diameter: diameter(u, N, d),
+        longest: longest(u, N, d),
         energy: squares / N / 2,
         mean: Math.sqrt(mean),
         nonuniformity: Math.sqrt((variance * N) / squares),
@@ -631,9 +671,359 @@
     return { word: jumps(o, ran) ? "oscillates" : ratio < 1 ? "together" : "apart", ratio };
   };
 
+  // ---------------------------------------------------------------- the crowd on the circle
+
+  /** ∂ρ/∂t + ∂(ρX)/∂θ = 0 on the circle by finite volumes: `pdelab.solve_density`, the scheme "limited".
+
+      rho0: the means of ρ over M equal cells; X is the field of attention with sharpness β and values v. Gives
+      {states, status, stoppedAt} with `states` densities after the first, at even times up to `time`. */
+  const density = (rho0, { beta, v = 1, time, states: count = 1 }) => {
+    const M = rho0.length;
+    const longestStep = Math.PI / M / Math.max(Math.abs(v), 1e-3);
+    const each = Math.ceil((time / count / longestStep) * (1 - 1e-12));
+    const dt = time / count / each;
+    const lens = circleLens(M, beta, v);
+    const scratch = { faces: new Float64Array(M), slopes: new Float64Array(M) };
+    const [k1, k2, guess, after] = Array.from({ length: 4 }, () => new Float64Array(M));
+    const rho = Float64Array.from(rho0);
+    const states = [Float64Array.from(rho0)];
+
+    for (let step = 1; step <= each * count; step++) {
+      transport(rho, lens, scratch, k1);
+      transport(ahead(rho, dt, k1, guess), lens, scratch, k2);
+      for (let i = 0; i < M; i++) after[i] = (rho[i] + guess[i] + dt * k2[i]) / 2; // Heun's step
+      if (!isDensity(after)) return { states, status: "diverged", stoppedAt: step };
+      rho.set(after);
+      if (step % each === 0) states.push(Float64Array.from(rho));
+    }
+    return { states, status: "finished", stoppedAt: null };
+  };
+
+  /** e^{β(cos s − 1)} and v sin s times that, s the way from the right face of a cell to the centre of the cell n later. */
+  const circleLens = (M, beta, v) => {
+    const weight = new Float64Array(2 * M); // twice around, so that no index has to be wrapped
+    const pull = new Float64Array(2 * M);
+    for (let n = 0; n < 2 * M; n++) {
+      const s = ((n - 0.5) * 2 * Math.PI) / M;
+      weight[n] = Math.exp(beta * (Math.cos(s) - 1));
+      pull[n] = v * weight[n] * Math.sin(s);
+    }
+    return { weight, pull };
+  };
+
+  /** −(F_{i+½} − F_{i−½})/Δθ: each face takes ρ from the side that the flow comes from, with van Leer's slopes. */
+  const transport = (rho, { weight, pull }, { faces, slopes }, out) => {
+    const M = rho.length;
+    for (let i = 0; i < M; i++) {
+      const right = rho[(i + 1) % M] - rho[i];
+      const left = rho[i] - rho[(i + M - 1) % M];
+      slopes[i] = right * left > 0 ? (right * left) / (right + left) : 0;
+    }
+    for (let i = 0; i < M; i++) {
+      let pulled = 0;
+      let seen = 0;
+      for (let j = 0, n = M - i; j < M; j++, n++) {
+        pulled += rho[j] * pull[n];
+        seen += rho[j] * weight[n];
+      }
+      const speed = pulled / seen;
+      const next = (i + 1) % M;
+      faces[i] = speed > 0 ? speed * (rho[i] + slopes[i]) : speed * (rho[next] - slopes[next]);
+    }
+    for (let i = 0; i < M; i++) out[i] = ((faces[(i + M - 1) % M] - faces[i]) * M) / (2 * Math.PI);
+  };
+
+  /** Finite, and not negative by more than rounding. */
+  const isDensity = (rho) => {
+    const high = Math.max(...rho);
+    return isFinite(rho) && Math.min(...rho) >= -Math.sqrt(Number.EPSILON) * high;
+  };
+
+  /** The density that a ring of tokens follows, one for each layer, over M cells; null where the settings are others.
+
+      It is the flow on the circle: layers with short steps follow it. */
+  const crowd = (o, M = 120) => {
+    const ring = o.start === "ring" && o.size === 1 && !o.poke && o.d === 2;
+    if (!ring || !onCircle(o) || o.causal === "yes") return null;
+    const waves = ripple(o);
+    const edges = Array.from({ length: M + 1 }, (_, i) => share(waves, (2 * Math.PI * i) / M).below);
+    const rho0 = Float64Array.from({ length: M }, (_, i) => ((edges[i + 1] - edges[i]) * M) / (2 * Math.PI));
+    return density(rho0, { beta: o.beta, v: o.v, time: o.L * o.dt, states: o.L });
+  };
+
   // ---------------------------------------------------------------- what the book's theorems say of these settings
 
-  const theory = () => [];
+  /** Whether just these letters of A, R, D, S act. */
+  const only = (o, letters) => {
+    const acts = { A: o.v !== 0, R: o.r !== 0, D: o.D !== 0, S: o.gamma !== 0 };
+    return Object.keys(acts).every((letter) => acts[letter] === letters.includes(letter));
+  };
+
+  /** Attention alone, multiples of the identity, on the unit sphere, by a sweep: the model of clusters and crowd. */
+  const onCircle = (o) =>
+    o.norm === "circle" && only(o, "A") && o.matrices === "identity" && o.scheme === "lie" && o.leak === 0;
+
+  /** Whether a layer is one Euler step of the sum, without a norm; a sweep of a single term is one. */
+  const isEuler = (o) => {
+    const acting = ["v", "r", "D", "gamma"].filter((key) => o[key] !== 0).length;
+    return o.norm === "none" && (o.scheme === "euler" || (o.scheme === "lie" && acting <= 1));
+  };
+
+  /** The leak of all branches together: κ. */
+  const leakOf = (o) => o.leak * ((o.v !== 0) + (o.r !== 0));
+
+  /** x_0 = first, x_{n+1} = f(x_n), for n = 0 … L. */
+  const iterate = (o, first, f) => {
+    const values = [first];
+    while (values.length <= o.L) values.push(f(values[values.length - 1]));
+    return values;
+  };
+
+  const entry = (curve, values, words, page, statement) => ({ curve, values, words, page, statement });
+
+  /** What theorems of the book say of these settings: a list of {curve, values, words, page, statement}.
+
+      `values` are one for each layer, or a single level. Each entry stands only where its hypotheses hold; the words say
+      whether it is what happens, a bound, or what short steps or wide layers come close to. */
+  const theory = (o, u0, ran = run(o, u0)) => {
+    const first = measure({ ...o, L: 0 }, { states: [u0] })[0];
+    return [collapse, pullAndPush, basin, heat, growth, mean, sphere, meeting, ripples, turning, dial]
+      .flatMap((law) => law(o, first, u0, ran))
+      .filter(({ values }) => [values].flat().every(Number.isFinite));
+  };
+
+  /** Attention alone: how fast the largest distance may shrink, with −u, or must not, with a skip. */
+  const collapse = (o, { diameter: apart0 }) => {
+    if (!isEuler(o) || !only(o, "A") || o.matrices !== "identity" || o.causal === "yes") return [];
+    const v = Math.abs(o.v);
+    const share = (apart) => v * Math.tanh((o.beta * apart ** 2) / 4);
+    if (o.leak > 0 && o.leak * o.dt <= 1 && share(apart0) < o.leak) {
+      const bound = iterate(o, apart0, (apart) => (1 - o.dt * (o.leak - share(apart))) * apart);
+      const words = "Attention with a leak: the largest distance is at most this.";
+      return [entry("diameter", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
+    }
+    if (o.leak === 0 && o.dt * v < 1) {
+      const slow = (0.5 * o.beta * v * apart0 ** 2 * o.dt) / (1 - o.dt * v) ** 2;
+      const bound = Array.from({ length: o.L + 1 }, (_, n) => apart0 / Math.sqrt(1 + slow * n));
+      const words = "Attention with a skip: the largest distance is at least this, so tokens crawl together at best.";
+      return [entry("diameter", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
+    }
+    return [];
+  };
+
+  /** A push r and a pull γ alone: the spread obeys a rule in one number. */
+  const pullAndPush = (o, { spread: spread0 }) => {
+    const plain = isEuler(o) && o.kind === "push" && o.gamma > 0 && (only(o, "S") || only(o, "RS"));
+    if (!plain || (o.eps === 0 && spread0 === 0)) return [];
+    const rate = o.r - leakOf(o);
+    const step = (a) => (1 + o.dt * rate) * a - (a === 0 ? 0 : (o.dt * o.gamma * a) / Math.sqrt(a * a + o.eps));
+    const path = iterate(o, spread0, step).map(Math.abs);
+    const found = [
+      entry("spread", path, "The spread by the rule of pull and push.", "evidence/stability", "prop-sb-cycle"),
+    ];
+    const s = (o.dt * o.gamma) / (2 + o.dt * rate);
+    if (o.eps > 0 && s * s > o.eps) {
+      const words = "The tokens can jump from side to side for ever with this spread.";
+      found.push(entry("spread", Math.sqrt(s * s - o.eps), words, "evidence/stability", "prop-sb-cycle"));
+    }
+    const edge = (o.gamma / rate) ** 2 - o.eps;
+    if (rate > 0 && edge > 0) {
+      const words = "The edge of the basin: from a wider start the push wins.";
+      found.push(entry("spread", Math.sqrt(edge), words, "evidence/stability", "thm-sb-spread"));
+    }
+    return found;
+  };
+
+  /** Attention, a push and a pull: inside the basin the largest distance falls by a fixed factor per layer. */
+  const basin = (o, { diameter: apart0 }) => {
+    const known = isEuler(o) && (only(o, "AS") || only(o, "ARS")) && o.kind === "push" && o.matrices === "identity";
+    if (!known || o.eps === 0) return [];
+    const chi = Math.min(1 - 1 / o.N, o.d / (o.d + 1)) / 2;
+    const [K, kappa] = [Math.abs(o.v) + o.r, leakOf(o)];
+    const atStart = o.gamma / Math.sqrt(chi * apart0 ** 2 + o.eps);
+    const overshoot = o.dt * (o.gamma / Math.sqrt(o.eps) + kappa + K) - 1;
+    if (overshoot >= 1) return [];
+    const found = [];
+    const edge = ((o.gamma / (K - kappa)) ** 2 - o.eps) / chi;
+    if (K > kappa && edge > 0) {
+      const words = "The edge of the basin: from below this distance all tokens come together.";
+      found.push(entry("diameter", Math.sqrt(edge), words, "stability", "thm-sb-basin"));
+    }
+    if (atStart + kappa > K) {
+      const q = Math.max(1 - o.dt * (atStart + kappa - K), overshoot);
+      const words = "Inside the basin: the largest distance is at most this.";
+      const bound = iterate(o, apart0, (apart) => q * apart);
+      found.push(entry("diameter", bound, words, "evidence/stability", "thm-ev-stability-diameter"));
+    }
+    return found;
+  };
+
+  /** λ_k of the second difference on N tokens, from the slowest wave to the fastest: `laplacian_eigenvalues`. */
+  const eigenvalue = (o, k) => {
+    const turn = { reflecting: k, absorbing: k + 1, periodic: 2 * Math.ceil(k / 2) }[o.ends];
+    return -4 * o.N ** 2 * Math.sin((turn * Math.PI) / o.N / 2) ** 2;
+  };
+
+  /** Wave k at token i, not yet of length 1: `laplacian_modes`. */
+  const waveAt = (o, k, i) => {
+    const x = (Math.PI * (i + 0.5)) / o.N;
+    if (o.ends === "reflecting") return Math.cos(k * x);
+    if (o.ends === "absorbing") return Math.sin((k + 1) * x);
+    return k % 2 ? Math.sin(2 * Math.ceil(k / 2) * x) : Math.cos(2 * Math.ceil(k / 2) * x);
+  };
+
+  /** What each scheme multiplies a wave by whose rate is z per step. */
+  const FACTORS = {
+    euler: (z) => 1 + z,
+    lie: (z) => 1 + z,
+    strang: (z) => 1 + z + z ** 2 / 2,
+    rk4: (z) => 1 + z + z ** 2 / 2 + z ** 3 / 6 + z ** 4 / 24,
+  };
+
+  /** Heat alone: every wave in the start is multiplied by its own factor in each layer. */
+  const heat = (o, first, u0) => {
+    if (!only(o, "D")) return [];
+    const flowsOut = o.ends === "absorbing"; // then the mean is no wave, and the energy is the sum over all of them
+    const squares = new Float64Array(o.L + 1);
+    for (let k = flowsOut ? 0 : 1; k < o.N; k++) {
+      const factor = FACTORS[o.scheme](o.dt * (o.D / 1000) * eigenvalue(o, k));
+      let share = amplitude(o, u0, k);
+      for (let n = 0; n <= o.L; n++, share *= factor ** 2) squares[n] += share / o.N;
+    }
+    const limit = 2 / ((o.D / 1000) * -eigenvalue(o, o.N - 1));
+    const words = `Heat, wave by wave. With Euler's steps the fastest wave grows if Δt is above ${three(limit)}.`;
+    const values = Array.from(squares, (x) => (flowsOut ? x / 2 : Math.sqrt(x)));
+    const curve = flowsOut ? "energy" : "spread";
+    return [entry(curve, values, words, "evidence/diffusion", "prop-ev-diffusion-powers")];
+  };
+
+  /** |⟨wave k, u⟩|², over all features, for the wave of length 1. */
+  const amplitude = (o, u, k) => {
+    let length = 0;
+    const sums = new Float64Array(o.d);
+    for (let i = 0; i < o.N; i++) {
+      const wave = waveAt(o, k, i);
+      length += wave * wave;
+      for (let c = 0; c < o.d; c++) sums[c] += wave * u[i * o.d + c];
+    }
+    return sums.reduce((total, x) => total + x * x, 0) / length;
+  };
+
+  /** A push alone moves any two tokens apart at one rate; averages and heat make no token longer. */
+  const growth = (o, { spread: spread0, longest: longest0 }) => {
+    if (!isEuler(o) || (o.r !== 0 && o.kind !== "push") || o.gamma !== 0) return [];
+    if (only(o, "R")) {
+      const path = iterate(o, spread0, (spread) => Math.abs(1 + o.dt * (o.r - o.leak)) * spread);
+      return [entry("spread", path, "A push moves any two tokens apart at the same rate.", "reaction", "thm-re-rates")];
+    }
+    const short = 2 * (o.D / 1000) * o.dt * o.N ** 2 + o.dt * leakOf(o) <= 1;
+    if (!short || o.matrices !== "identity" || only(o, "")) return [];
+    const rate = Math.abs(o.v) + o.r - leakOf(o);
+    if (rate > 0) return []; // a bound that grows says little
+    const bound = iterate(o, longest0, (length) => (1 + o.dt * rate) * length);
+    return [entry("longest", bound, "No token is ever longer than this.", "scheme", "thm-sb-step")];
+  };
+
+  /** The pull to the mean, and heat that does not leave, keep the mean where it is. */
+  const mean = (o, { mean: mean0 }) => {
+    if (!only(o, "S") && !(only(o, "DS") && o.ends !== "absorbing")) return [];
+    return [entry("mean", mean0, "The pull never moves the mean.", "evidence/stability", "lem-sb-pull")];
+  };
+
+  /** After LayerNorm every token has the length √d. */
+  const sphere = (o) => {
+    const last = o.norm === "post" && o.scheme === "lie" && (only(o, "A") || only(o, "R") || only(o, "AR"));
+    if (!last || o.d < 3) return [];
+    const words = "LayerNorm puts every token on the sphere of radius √d.";
+    return [entry("energy", o.d / 2, words, "stabilization", "thm-st-projection")];
+  };
+
+  /** Tokens of length 1 with equal angles between all pairs turn towards each other along one curve. */
+  const meeting = (o, first, u0) => {
+    if (!onCircle(o) || Math.abs(o.v) !== 1 || o.causal === "yes" || !isSimplex(o, u0, first.cosine)) return [];
+    const others = o.N - 1;
+    const rate = (xi) => {
+      const weight = Math.exp(o.beta * (xi - 1));
+      return (o.v * 2 * weight * (1 - xi) * (1 + others * xi)) / (1 + others * weight);
+    };
+    const small = o.dt / 16;
+    const kutta = (xi) => {
+      const k1 = rate(xi);
+      const k2 = rate(xi + (small / 2) * k1);
+      const k3 = rate(xi + (small / 2) * k2);
+      return xi + (small / 6) * (k1 + 2 * k2 + 2 * k3 + rate(xi + small * k3));
+    };
+    const layer = (xi) => {
+      for (let n = 0; n < 16; n++) xi = kutta(xi);
+      return xi;
+    };
+    const words = "The cosine of any two tokens, for short steps.";
+    return [entry("cosine", iterate(o, first.cosine, layer), words, "clusters", "prop-in-angles")];
+  };
+
+  /** Whether all tokens have length 1 and all pairs the same cosine. */
+  const isSimplex = (o, u, cosine) => {
+    const { N, d } = o;
+    for (let i = 0; i < N; i++) {
+      for (let j = 0; j <= i; j++) {
+        let dot = 0;
+        for (let c = 0; c < d; c++) dot += u[i * d + c] * u[j * d + c];
+        if (Math.abs(dot - (i === j ? 1 : cosine)) > 1e-9) return false;
+      }
+    }
+    return true;
+  };
+
+  /** The rate at which a ripple with k crests grows on the even crowd: v k² I_k(β)/(β I_0(β)). */
+  const rippleRate = (beta, v, k) => {
+    const points = 256;
+    let [waves, even] = [0, 0]; // I_k and I_0, by a sum over the circle that is exact to rounding
+    for (let n = 0; n < points; n++) {
+      const angle = (2 * Math.PI * n) / points;
+      const weight = Math.exp(beta * (Math.cos(angle) - 1));
+      waves += weight * Math.cos(k * angle);
+      even += weight;
+    }
+    return (v * k * k * waves) / (beta * even);
+  };
+
+  /** A nearly even ring: the ripple that grows fastest. */
+  const ripples = (o) => {
+    if (!onCircle(o) || o.start !== "ring" || o.beta === 0 || o.v <= 0 || o.causal === "yes") return [];
+    let best = 1;
+    for (let k = 2; k <= 40; k++) if (rippleRate(o.beta, o.v, k) > rippleRate(o.beta, o.v, best)) best = k;
+    const words = `Of all ripples on the even ring the one with ${best} crests grows fastest; chance may favour a neighbour.`;
+    return [entry("groups", best, words, "crowd", "thm-crowd-growth")];
+  };
+
+  /** However the layers are made, the state turns no faster than their steps are long. */
+  const turning = (o, first, u0, { states }) => {
+    const values = [1];
+    let budget = 0;
+    for (let n = 1; n < states.length; n++) {
+      const length = apart(states[n], states[n - 1], 1) / Math.sqrt(squaresOf(states[n - 1]));
+      if (!(length < 1)) return [];
+      budget += Math.asin(length);
+      values.push(Math.cos(Math.min(budget, Math.PI)));
+    }
+    const words = "The fidelity is at least this, by the length of the steps.";
+    return states.length > o.L ? [entry("fidelity", values, words, "residual", "thm-rs-budget")] : [];
+  };
+
+  /** Fresh random branches stand at right angles to all that was: each layer turns the state by a known angle. */
+  const dial = (o, first, u0, { states }) => {
+    const drawn = (only(o, "A") && o.matrices === "random") || (only(o, "R") && o.kind !== "push");
+    if (!drawn || o.fresh === "no" || !isEuler(o) || o.d < 16 || states.length <= o.L) return [];
+    const keep = 1 - o.dt * o.leak;
+    const values = [1];
+    for (let n = 1; n < states.length; n++) {
+      const branch = ahead(states[n], -keep, states[n - 1], new Float64Array(u0.length)); // u⁺ − (1 − θΔt)u = ΔtG
+      const length = squaresOf(branch) / squaresOf(states[n - 1]);
+      values.push((values[n - 1] * keep) / Math.sqrt(keep ** 2 + length));
+    }
+    const words = "What wide random layers keep, with branches as long as here; a few features scatter about it.";
+    return [entry("fidelity", values, words, "dial", "thm-me-dial")];
+  };
 
   // ---------------------------------------------------------------- layers for others
 
@@ -644,7 +1034,8 @@
   const feedForward = (u, spec) => reaction(spec)(u, new Float64Array(u.length));
 
   pdelab.engine = {
-    complete, address, fromAddress, start, run, steps, attention, measure, status, outcome, theory, weights, groups, jumps,
+    complete, address, fromAddress, start, run, steps, undo, attention, measure, status, outcome, theory, density, crowd,
+    weights, only, apart, speed, jumps,
     linear, layerNorm, attend, feedForward, random, normals,
   };
 })();
