@@ -17,6 +17,7 @@ from exercises import code_folded, tagged
 from reference import entries, footer
 from sphinx.errors import ConfigError
 
+from pdebook.kit import play
 from pdebook.ledger import read_claims
 from pdebook.ledger.sources import experiments
 
@@ -76,6 +77,7 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             if markup := output.get("data", {}).get("text/html"):
                 up = "../" * (docname.count("/") - 1)  # from the page to the chapters
                 linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")), up)
+                linked = play.without_script(linked, f"../{up}_static/{play.FILE}")
                 output["data"]["text/html"] = link_sources(
                     linked, app.config.html_theme_options, lines(Path(app.srcdir))
                 )
@@ -179,6 +181,7 @@ def finish(app, error) -> None:
         source, target = package / part, Path(app.outdir, "_static", "mathjax", part)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
+    Path(app.outdir, "_static", play.FILE).write_text(play.script(), encoding="utf-8")
     # the download button hands out the notebook to work in: stubs, no solutions
     for offered in Path(app.outdir, "_sources", "book").rglob("*.ipynb"):
         name = offered.relative_to(Path(app.outdir, "_sources", "book")).with_suffix("").as_posix()

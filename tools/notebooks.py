@@ -19,6 +19,7 @@ from exercises import BOOK, ROOT, instructor_edition, page_name, read_source, so
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from pdebook.kit.play import without_script
 from pdelab.files import write_atomically
 
 RUN_TIMES = ROOT / "data" / "run_times.json"
@@ -33,7 +34,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def execute(notebook):
     """Run every cell in order: the notebook, the seconds of CPU and the MB of memory that it took.
 
-    Live widgets are left out of what is stored, their plain HTML stays.
+    Live widgets are left out of what is stored, their plain HTML stays; the script of the playground is the book's,
+    not the page's: a change to it leaves the notebooks as they are.
     """
     client = NotebookClient(
         notebook,
@@ -50,7 +52,10 @@ def execute(notebook):
     seconds, memory = map(float, notebook.cells.pop().outputs[0].text.split())
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            output.get("data", {}).pop(WIDGET, None)
+            data = output.get("data", {})
+            data.pop(WIDGET, None)
+            if "text/html" in data:
+                data["text/html"] = without_script(data["text/html"])
     nbformat.validate(notebook)
     return notebook, seconds, memory
 

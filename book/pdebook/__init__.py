@@ -10,6 +10,7 @@ _NAMES = {
     "Store": "ledger.record",
     "digit": "chapters.trained_corners.digit",
     "explore": "kit.interactive",
+    "play": "kit.play",
     "summarise": "ledger.record",
     "table": "kit.page",
 }

@@ -1,0 +1,990 @@
+// The playground on a page: tokens to drag, curves, controls, quests. The mathematics is in engine.js.
+// Every word is set as text, never as markup: an address or a quest cannot bring code along.
+(() => {
+  "use strict";
+  const { engine, quests, settings, questList, css } = globalThis.pdelab;
+
+  const GROUPS = {
+    A: "Attention", R: "Feed-forward", D: "Diffusion", S: "Stabilisation", layers: "Layers", start: "Start",
+  };
+  const LEVELS = ["basic", "terms", "all"];
+  const CURVES = {
+    spread: { title: "spread σ", words: "0: all tokens are equal", low: 0 },
+    fidelity: { title: "fidelity", words: "cosine between a state and the start", low: -1, high: 1 },
+    energy: { title: "energy", words: "half the mean of |u|²", low: 0 },
+    diameter: { title: "diameter", words: "the largest distance of two tokens", low: 0 },
+  };
+  const STORED = "pdelab-quests";
+  const SLICE = 8; // ms of computing between two frames
+  const CALM = 400; // ms between two sentences of the status
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  // ---- small tools
+
+  // An element with properties (or attributes, where there is no such property) and children.
+  const make = (tag, properties = {}, ...children) => {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties)) {
+      if (name in element) element[name] = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children);
+    return element;
+  };
+
+  const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
+
+  // Three digits, with a real minus sign.
+  const short = (x) => {
+    if (!Number.isFinite(x)) return "∞";
+    const size = Math.abs(x);
+    const text = x === 0 ? "0" : size >= 1e4 || size < 1e-3 ? x.toExponential(1) : String(+x.toPrecision(3));
+    return text.replace("-", "−");
+  };
+
+  // 10⁻⁵ for 1e-5.
+  const power = (n) => `10${[...String(n)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`;
+
+  // The next round number above x: a scale that does not tremble while a slider moves.
+  const round = (x) => {
+    const unit = 10 ** Math.floor(Math.log10(x));
+    return unit * [1, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 4, 5, 6, 8, 10].find((step) => step * unit >= x * (1 - 1e-9));
+  };
+
+  // A context in CSS pixels, sharp on any screen.
+  const pen = (canvas) => {
+    const ratio = devicePixelRatio || 1;
+    const [w, h] = [canvas.clientWidth, canvas.clientHeight];
+    const [across, down] = [Math.round(w * ratio), Math.round(h * ratio)];
+    if (canvas.width !== across || canvas.height !== down) Object.assign(canvas, { width: across, height: down });
+    const c = canvas.getContext("2d");
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.clearRect(0, 0, w, h);
+    c.font = "13px system-ui, sans-serif";
+    return { c, w, h };
+  };
+
+  // Calls `work` once, a while after the last of many calls.
+  const later = (work, wait) => {
+    let timer = 0;
+    return () => {
+      clearTimeout(timer);
+      timer = setTimeout(work, wait);
+    };
+  };
+
+  // The two directions in which the states vary most, found by iteration from `guess`, so that signs do not flip.
+  const principal = (states, d, guess) => {
+    const every = Math.ceil(states.length / 16);
+    const used = states.filter((u, l) => l % every === 0 && u.every(Number.isFinite));
+    const centre = new Float64Array(d); // the mean of the start
+    states[0].forEach((x, k) => { centre[k % d] += (x * d) / states[0].length; });
+    const turn = (axis) => {
+      const sum = new Float64Array(d);
+      for (const u of used) {
+        for (let i = 0; i < u.length; i += d) {
+          let along = 0;
+          for (let c = 0; c < d; c++) along += (u[i + c] - centre[c]) * axis[c];
+          for (let c = 0; c < d; c++) sum[c] += along * (u[i + c] - centre[c]);
+        }
+      }
+      return sum;
+    };
+    const dot = (a, b) => a.reduce((sum, x, c) => sum + x * b[c], 0);
+    const unit = (a, other) => {
+      const lean = other ? dot(a, other) : 0;
+      const rest = a.map((x, c) => x - lean * (other ? other[c] : 0));
+      const length = Math.sqrt(dot(rest, rest));
+      return length > 1e-12 ? rest.map((x) => x / length) : null;
+    };
+    let [first, second] = guess;
+    for (let k = 0; k < 12; k++) {
+      first = unit(turn(first)) || first;
+      second = unit(turn(second), first) || unit(second, first) || second;
+    }
+    return { axes: [first, second], centre };
+  };
+
+  // What a browser keeps of the quests that were reached; in private mode, nothing.
+  const memory = {
+    read() {
+      try { return new Set(JSON.parse(localStorage.getItem(STORED) || "[]")); } catch { return new Set(); }
+    },
+    write(done) {
+      try { localStorage.setItem(STORED, JSON.stringify([...done])); } catch { /* private mode */ }
+    },
+  };
+
+  // ---- one playground
+
+  class Play {
+    constructor(root) {
+      this.root = root;
+      this.given = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+      this.show = new Set(this.given.show);
+      this.full = this.given.full;
+      this.link = root.querySelector("a.play-open");
+      this.ownPage = this.full && /(^|\/)playground\.html$/.test(location.pathname);
+      this.level = this.given.level;
+      this.done = memory.read();
+      this.armed = new Set(); // quests that were seen unreached: opening a solution is not solving
+      this.chosen = 0;
+      this.compared = this.full;
+      this.judgeSoon = later(() => this.judge(), 150);
+      this.writeSoon = later(() => this.writeAddress(), 250);
+      this.build();
+      this.begin(this.ownPage ? location.hash : "");
+      if (this.ownPage) addEventListener("hashchange", () => location.hash !== this.written && this.begin(location.hash));
+      new ResizeObserver(() => this.draw()).observe(root);
+      const seen = new MutationObserver(() => this.draw()); // a page or JupyterLab changed between light and dark
+      seen.observe(document.documentElement, { attributeFilter: ["data-theme", "data-mode"] });
+      seen.observe(document.body, { attributeFilter: ["data-jp-theme-light", "class"] });
+      if (this.given.run && !still.matches) this.whenSeen(() => this.play());
+    }
+
+    // ---- settings, from the cell, from a quest or from the address
+
+    begin(hash) {
+      const words = hash.replace(/^#/, "");
+      const named = new URLSearchParams(words).get("quest") || (words ? "" : this.given.quest);
+      const quest = questList.find((one) => one.id === named) || null;
+      const bare = words.replace(/&?quest=[^&]*/, "");
+      if (bare) Object.assign(this, engine.fromAddress(bare));
+      else if (quest) Object.assign(this, { o: engine.complete(quest.start), moved: {} });
+      else Object.assign(this, { o: engine.complete(this.given.settings), moved: this.given.moved || {} });
+      this.quest = quest;
+      this.armed.clear();
+      this.before = null;
+      this.chosen = Math.min(this.chosen, this.o.N - 1);
+      this.plane = null;
+      this.fitLevel();
+      this.fillControls();
+      this.showQuest();
+      this.stop();
+      this.toEnd = true;
+      this.compute();
+    }
+
+    // Controls that are off their default must be in sight: a link may need a higher level.
+    fitLevel() {
+      if (this.given.controls) return;
+      for (const [key, setting] of Object.entries(settings)) {
+        if (this.o[key] !== setting.default) this.level = Math.max(this.level, setting.level);
+      }
+    }
+
+    change(key, value) {
+      this.compare(key);
+      this.o = engine.complete({ ...this.o, [key]: value });
+      this.chosen = Math.min(this.chosen, this.o.N - 1);
+      if (key === "d" || key === "N") this.moved = {};
+      this.fillControls();
+      this.compute();
+    }
+
+    // The run before this gesture stays as a pale curve; a gesture is all that one control does in a row.
+    compare(gesture) {
+      if (gesture !== this.gesture) this.before = this.measured;
+      this.gesture = gesture;
+    }
+
+    // ---- computing, in slices, so that a large run does not hold up the hand
+
+    compute() {
+      this.u0 = engine.start(this.o, this.moved);
+      if (this.running) {
+        this.again = true;
+        return this.draw();
+      }
+      const [o, u0] = [this.o, this.u0];
+      const layers = engine.steps(o, u0);
+      const slice = () => {
+        const end = performance.now() + (this.run ? SLICE : 5 * SLICE);
+        let step = layers.next();
+        while (!step.done && performance.now() < end) step = layers.next();
+        if (step.done) return this.finish(o, u0, step.value);
+        this.running = setTimeout(slice, 0);
+      };
+      slice();
+    }
+
+    // What is shown from now on: the settings `now`, their run and its measures, while `o` may already be ahead.
+    finish(o, u0, run) {
+      const toEnd = this.toEnd || (this.at >= this.last && !this.timer);
+      this.toEnd = false;
+      this.running = 0;
+      this.now = o;
+      this.run = run;
+      this.last = run.states.length - 1;
+      this.at = toEnd ? this.last : Math.min(this.at, this.last);
+      this.measured = engine.measure(o, run);
+      this.theory = engine.theory(o, u0);
+      if (!this.held) this.frame();
+      this.say();
+      this.showTheory();
+      this.draw();
+      this.judgeSoon();
+      this.writeSoon();
+      if (this.again) {
+        this.again = false;
+        this.compute();
+      }
+    }
+
+    // ---- the parts of the page
+
+    build() {
+      const { root } = this;
+      root.replaceChildren(...[...root.children].filter((child) => child.matches("script")));
+      root.classList.add(this.full ? "play-full" : "play-compact");
+      const parts = [this.buildStage(), this.buildViews(), this.buildSettings()];
+      if (this.full) parts.push(this.buildQuests());
+      if (this.full) parts.splice(1, 0, this.buildTabs());
+      root.prepend(make("div", { className: "play-body" }, ...parts));
+    }
+
+    buildStage() {
+      const canvas = make("canvas", { className: "play-stage", tabIndex: 0, role: "application" });
+      canvas.setAttribute("aria-label", "tokens: arrow keys move the chosen one, Page Up and Page Down choose another");
+      this.canvas = canvas;
+      this.task = make("p", { className: "play-task", hidden: true });
+      this.caption = make("p", { className: "play-caption" });
+      this.status = make("p", { className: "play-status", role: "status" });
+      this.button = make("button", { type: "button", className: "play-run", onclick: () => this.play() });
+      this.button.setAttribute("aria-label", "play through the layers");
+      this.slider = make("input", { type: "range", min: 0, step: 1, autocomplete: "off" });
+      this.slider.setAttribute("aria-label", "layer shown");
+      this.slider.addEventListener("input", () => this.showLayer(+this.slider.value));
+      this.where = make("output");
+      this.setPlaying(false);
+      this.listen(canvas);
+      const bar = make("div", { className: "play-bar" }, this.button, this.slider, this.where);
+      const parts = [this.task, canvas, this.caption, bar, this.status];
+      return make("section", { className: "play-left", ariaLabel: "tokens" }, ...parts);
+    }
+
+    buildViews() {
+      const section = make("section", { className: "play-views", ariaLabel: "curves over the layers" });
+      this.charts = Object.keys(CURVES).filter((name) => this.show.has(name)).map((name) => {
+        const { title, words } = CURVES[name];
+        const canvas = make("canvas", { className: "play-chart", role: "img" });
+        const links = make("p", { className: "play-theory" });
+        const head = make("p", { className: "play-head" }, make("b", { textContent: title }), ` ${words}`);
+        section.append(make("div", { className: "play-curve" }, head, canvas, links));
+        this.scrub(canvas, ({ x }) => Math.round(((x - 44) / (canvas.clientWidth - 52)) * this.now.L));
+        return { name, canvas, links, head };
+      });
+      if (this.show.has("heat")) {
+        this.heat = make("canvas", { className: "play-heat", role: "img" });
+        this.heatHead = make("p", { className: "play-head" });
+        section.append(make("div", { className: "play-curve" }, this.heatHead, this.heat));
+        this.scrub(this.heat, ({ y }) => Math.round((y / this.heat.clientHeight) * (this.last + 1) - 0.5));
+      }
+      return section;
+    }
+
+    // A press on a picture over the layers shows the layer under it.
+    scrub(canvas, layer) {
+      const go = (event) => {
+        const box = canvas.getBoundingClientRect();
+        this.showLayer(clamp(layer({ x: event.clientX - box.left, y: event.clientY - box.top }), 0, this.last));
+      };
+      canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); go(event); });
+      canvas.addEventListener("pointermove", (event) => canvas.hasPointerCapture(event.pointerId) && go(event));
+    }
+
+    buildSettings() {
+      const section = make("section", { className: "play-settings", ariaLabel: "settings" });
+      if (!this.given.controls) section.append(this.buildLevels());
+      this.controls = {};
+      const keys = this.given.controls || Object.keys(settings);
+      for (const [group, title] of Object.entries(GROUPS)) {
+        const rows = keys.filter((key) => settings[key].group === group).map((key) => this.buildControl(key));
+        if (!rows.length) continue;
+        const box = make("div", { className: `play-group play-${group}` }, ...rows);
+        if (!this.given.controls) box.prepend(make("p", { className: "play-title", textContent: title }));
+        section.append(box);
+      }
+      this.reset = make("button", { type: "button", textContent: "Reset", onclick: () => this.beginAgain() });
+      this.copy = make("button", { type: "button", textContent: "Copy link", onclick: () => this.copyLink() });
+      const bar = make("div", { className: "play-bar play-doors" }, this.reset);
+      if (this.full) {
+        const box = make("input", { type: "checkbox", checked: this.compared });
+        box.addEventListener("input", () => { this.compared = box.checked; this.draw(); });
+        bar.append(this.copy, make("label", { className: "play-check" }, box, "compare with the run before"));
+      }
+      if (!this.ownPage) bar.append(this.link);
+      this.address = make("p", { className: "play-address" });
+      section.append(bar, this.address);
+      return section;
+    }
+
+    buildLevels() {
+      const name = `play-level-${Play.count = (Play.count || 0) + 1}`;
+      const box = make("fieldset", { className: "play-levels" }, make("legend", { textContent: "controls" }));
+      this.levels = LEVELS.map((words, k) => {
+        const radio = make("input", { type: "radio", name, value: k + 1 });
+        radio.addEventListener("input", () => { this.level = k + 1; this.fillControls(); });
+        box.append(make("label", {}, radio, make("span", { textContent: words })));
+        return radio;
+      });
+      return box;
+    }
+
+    buildControl(key) {
+      const setting = settings[key];
+      const name = make("span", { textContent: setting.label });
+      const row = make("label", { className: "play-row", title: setting.words || "" }, name);
+      let input;
+      if (setting.choices) {
+        const options = Object.entries(setting.choices).map(([value, words]) => make("option", { value, textContent: words }));
+        input = make("select", { autocomplete: "off" }, ...options);
+        row.append(input);
+      } else {
+        const { min, max, step } = setting;
+        input = make("input", { type: "range", min, max, step, autocomplete: "off" });
+        row.append(input, make("output"));
+      }
+      input.addEventListener("input", () => this.change(key, setting.choices ? input.value : +input.value));
+      this.controls[key] = { row, input };
+      return row;
+    }
+
+    fillControls() {
+      for (const [key, { row, input }] of Object.entries(this.controls)) {
+        input.value = this.o[key];
+        if (input.nextElementSibling) input.nextElementSibling.textContent = short(this.o[key]);
+        row.hidden = !this.given.controls && settings[key].level > this.level;
+      }
+      for (const group of this.root.querySelectorAll(".play-group")) {
+        group.hidden = [...group.querySelectorAll(".play-row")].every((row) => row.hidden);
+      }
+      if (this.levels) this.levels[this.level - 1].checked = true;
+    }
+
+    // On a phone one of three parts stands under the tokens.
+    buildTabs() {
+      const names = { views: "Curves", settings: "Settings", quests: "Quests" };
+      const buttons = Object.entries(names).map(([part, words]) => {
+        const open = () => {
+          this.root.dataset.tab = part;
+          buttons.forEach((one) => one.setAttribute("aria-pressed", one === button));
+          this.draw();
+        };
+        const button = make("button", { type: "button", textContent: words, onclick: open });
+        button.setAttribute("aria-pressed", part === "settings");
+        return button;
+      });
+      this.root.dataset.tab = "settings";
+      return make("div", { className: "play-tabs", role: "group", ariaLabel: "shown under the tokens" }, ...buttons);
+    }
+
+    // ---- quests
+
+    buildQuests() {
+      const list = make("ol", { className: "play-quests" });
+      this.items = Object.fromEntries(questList.map((quest) => {
+        const start = make("button", { type: "button", textContent: "Start here", onclick: () => this.startQuest(quest) });
+        start.setAttribute("aria-label", `start the quest: ${quest.words}`);
+        const mark = make("b", { className: "play-mark" });
+        const foot = make("p", { className: "play-foot" }, start, this.statement(quest), mark);
+        const item = make("li", {}, make("p", { textContent: quest.words }), foot);
+        list.append(item);
+        return [quest.id, { item, mark }];
+      }));
+      this.count = make("span", { className: "play-count" });
+      const head = make("p", { className: "play-title" }, "Quests ", this.count);
+      return make("section", { className: "play-questbox", ariaLabel: "quests" }, head, list);
+    }
+
+    // A link to a statement of the book: page and anchor as the build names them.
+    statement({ page, statement, words }, text) {
+      const [base, end] = this.link.href.split(/playground(?=\.(?:html|ipynb))/);
+      const href = `${base}${page}${end.replace(/#.*/, "")}${statement ? `#${statement}` : ""}`;
+      return make("a", { href, textContent: text || "the statement" });
+    }
+
+    startQuest(quest) {
+      this.begin(`#quest=${quest.id}`);
+      this.canvas.scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" });
+      this.canvas.focus({ preventScroll: true });
+    }
+
+    showQuest() {
+      const { quest, task } = this;
+      task.hidden = !quest;
+      if (quest) {
+        const mark = make("b", { className: "play-mark" });
+        task.replaceChildren(make("b", { textContent: "Quest. " }), quest.words, " ", this.statement(quest), " ", mark);
+        this.taskMark = mark;
+      }
+      this.markQuests();
+    }
+
+    // A quest counts once it was seen unreached and then reached.
+    judge() {
+      const judged = this.full ? questList : this.quest ? [this.quest] : [];
+      for (const quest of judged) {
+        const reached = quests.reached(quest, this.now, this.run, this.measured, this.run.states[0]);
+        if (!reached) this.armed.add(quest.id);
+        else if (this.armed.has(quest.id) && !this.done.has(quest.id)) this.reach(quest);
+        if (quest === this.quest) this.here = reached && this.armed.has(quest.id);
+      }
+      this.markQuests();
+    }
+
+    reach(quest) {
+      this.done = memory.read().add(quest.id);
+      memory.write(this.done);
+      this.news = `Quest reached: ${quest.words} `;
+      this.say();
+    }
+
+    markQuests() {
+      for (const [id, { item, mark }] of Object.entries(this.items || {})) {
+        item.classList.toggle("play-done", this.done.has(id));
+        item.classList.toggle("play-now", this.quest?.id === id);
+        mark.textContent = this.done.has(id) ? "✓ reached" : "";
+      }
+      if (this.count) this.count.textContent = `${questList.filter((one) => this.done.has(one.id)).length} of ${questList.length} reached`;
+      if (this.quest) this.taskMark.textContent = this.here ? "✓ reached" : this.done.has(this.quest.id) ? "✓ reached before" : "";
+    }
+
+    // ---- words
+
+    // One sentence about the run; not more often than a screen reader can say it.
+    say() {
+      const wait = (this.said || 0) + CALM - performance.now();
+      clearTimeout(this.saying);
+      if (wait > 0) {
+        this.saying = setTimeout(() => this.say(), wait);
+        return;
+      }
+      this.said = performance.now();
+      const { word, sentence } = engine.status(this.now, this.run, this.measured);
+      this.status.dataset.word = word;
+      const text = `${this.news || ""}${sentence}`;
+      this.news = "";
+      if (this.status.textContent !== text) this.status.textContent = text;
+      for (const { name, canvas } of this.charts) {
+        const values = this.measured.map((one) => one[name]);
+        canvas.setAttribute("aria-label", `${CURVES[name].title}: ${short(values[0])} at layer 0, ${short(values.at(-1))} at layer ${this.last}`);
+      }
+      this.heat?.setAttribute("aria-label", `state of ${this.now.N} tokens over ${this.last} layers`);
+    }
+
+    showTheory() {
+      for (const { name, links } of this.charts) {
+        const found = this.theory.filter((one) => one.curve === name);
+        const key = JSON.stringify(found.map((one) => [one.words, one.page, one.statement]));
+        if (links.dataset.key === key) continue; // or a link would lose the focus
+        links.dataset.key = key;
+        links.replaceChildren(...found.map((one) => {
+          return make("span", {}, make("i", { className: "play-dash" }), this.statement(one, one.words));
+        }));
+      }
+    }
+
+    // ---- the address
+
+    state() {
+      const words = engine.address(this.o, this.moved).replace(/^#/, "");
+      return [words, this.quest ? `quest=${this.quest.id}` : ""].filter(Boolean).join("&");
+    }
+
+    href() {
+      const page = this.ownPage ? location.href : this.link.href;
+      return `${page.replace(/#.*/, "")}#${this.state()}`;
+    }
+
+    writeAddress() {
+      this.address.textContent = this.href();
+      if (!this.ownPage) {
+        this.link.href = this.href();
+        return;
+      }
+      this.written = this.state() ? `#${this.state()}` : "";
+      history.replaceState(history.state, "", this.written || location.pathname + location.search);
+    }
+
+    beginAgain() {
+      this.begin(this.quest ? `#quest=${this.quest.id}` : "");
+    }
+
+    async copyLink() {
+      const { copy } = this;
+      try {
+        await navigator.clipboard.writeText(this.href());
+        copy.textContent = "Copied";
+      } catch {
+        this.address.classList.add("play-seen"); // no clipboard here: show it, to be copied by hand
+        getSelection().selectAllChildren(this.address);
+        copy.textContent = "Copy it below";
+      }
+      setTimeout(() => { copy.textContent = "Copy link"; }, 2000);
+    }
+
+    // ---- through the layers
+
+    showLayer(layer) {
+      this.stop();
+      this.at = layer;
+      this.draw();
+    }
+
+    setPlaying(playing) {
+      this.button.textContent = playing ? "❚❚ Pause" : "▶ Play";
+    }
+
+    stop() {
+      cancelAnimationFrame(this.timer);
+      this.timer = 0;
+      this.setPlaying(false);
+    }
+
+    // Forward from the layer shown; who asked for less motion sees a dozen still layers.
+    play() {
+      if (this.timer) return this.stop();
+      if (this.at >= this.last) this.at = 0;
+      this.setPlaying(true);
+      const from = this.at;
+      const duration = clamp(60 * this.last, 1500, 5000);
+      const begun = performance.now();
+      const tick = (now) => {
+        const share = Math.max(0, now - begun) / duration;
+        const moved = still.matches ? Math.floor(share * 12) / 12 : share;
+        this.at = Math.min(this.last, from + moved * this.last);
+        this.draw();
+        if (this.at >= this.last) this.stop();
+        else this.timer = requestAnimationFrame(tick);
+      };
+      this.timer = requestAnimationFrame(tick);
+    }
+
+    whenSeen(work) {
+      const watch = new IntersectionObserver((entries) => {
+        if (!entries.some((one) => one.isIntersecting)) return;
+        watch.disconnect();
+        work();
+      }, { threshold: 0.5 });
+      watch.observe(this.canvas);
+    }
+
+    // ---- hand and keys on the tokens
+
+    listen(canvas) {
+      const place = (event) => {
+        const box = canvas.getBoundingClientRect();
+        return this.fromScreen(event.clientX - box.left, event.clientY - box.top);
+      };
+      canvas.addEventListener("pointerdown", (event) => {
+        const found = this.nearest(event, event.pointerType === "mouse" ? 16 : 26);
+        if (found === null) return;
+        event.preventDefault();
+        canvas.focus({ preventScroll: true });
+        this.stop();
+        this.chosen = found;
+        this.held = { at: place(event), from: [...this.u0.slice(found * this.now.d, (found + 1) * this.now.d)] };
+        canvas.setPointerCapture(event.pointerId);
+        this.draw();
+      });
+      canvas.addEventListener("pointermove", (event) => {
+        if (!this.held) {
+          const found = this.nearest(event, 16);
+          canvas.style.cursor = found === null ? "" : "grab";
+          if (found !== this.hover) { this.hover = found; this.draw(); }
+          return;
+        }
+        const [x, y] = place(event);
+        this.move(x - this.held.at[0], y - this.held.at[1], this.held.from);
+      });
+      const release = () => {
+        if (!this.held) return;
+        this.held = null;
+        this.gesture = null;
+        this.frame();
+        this.draw();
+      };
+      canvas.addEventListener("pointerup", release);
+      canvas.addEventListener("pointercancel", release);
+      canvas.addEventListener("pointerleave", () => { this.hover = null; this.draw(); });
+      // a finger on a token drags it; elsewhere it scrolls the page
+      canvas.addEventListener("touchstart", (event) => this.held && event.preventDefault(), { passive: false });
+      canvas.addEventListener("keydown", (event) => this.key(event));
+      for (const name of ["focus", "blur"]) canvas.addEventListener(name, () => this.draw());
+    }
+
+    key(event) {
+      const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+      const step = steps[event.key];
+      if (step) {
+        const size = this.reach / (event.shiftKey ? 100 : 20);
+        const from = [...this.u0.slice(this.chosen * this.now.d, (this.chosen + 1) * this.now.d)];
+        this.move(size * step[0], size * step[1], from);
+      } else if (event.key === "PageDown" || event.key === "PageUp") {
+        this.chosen = (this.chosen + (event.key === "PageDown" ? 1 : this.now.N - 1)) % this.now.N;
+        this.draw();
+      } else return;
+      event.preventDefault();
+    }
+
+    // Moves the chosen token's start, in the plane that is shown; kept to 1/100, so that a link is exact.
+    move(dx, dy, from) {
+      this.compare(`token ${this.chosen}`);
+      const { axes } = this.plane;
+      this.moved[this.chosen] = from.map((x, c) => Math.round(100 * (x + dx * axes[0][c] + dy * axes[1][c])) / 100);
+      this.compute();
+    }
+
+    // The token whose dot or start is under the pointer, if one is.
+    nearest(event, within) {
+      const box = this.canvas.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      let [best, found] = [within, null];
+      for (const u of [this.begun(), this.stateAt(this.at)]) {
+        for (let i = 0; i < this.now.N; i++) {
+          const [a, b] = this.inside(this.toScreen(this.project(u, i)));
+          const far = Math.hypot(a - x, b - y);
+          if (far < best) [best, found] = [far, i];
+        }
+      }
+      return found;
+    }
+
+    // ---- from states to pixels
+
+    // Where the tokens start: as the hand has them, even before their run is computed.
+    begun() {
+      return this.u0.length === this.run.states[0].length ? this.u0 : this.run.states[0];
+    }
+
+    // The plane that is shown and how far it reaches; held still while a token is dragged.
+    frame() {
+      const { d } = this.now;
+      const unit = (k) => Float64Array.from({ length: d }, (_, c) => (c === k ? 1 : 0));
+      const guess = this.plane?.axes[0].length === d ? this.plane.axes : [unit(0), unit(1)];
+      this.plane = d > 2 ? principal(this.run.states, d, guess) : { axes: [unit(0), unit(1)], centre: new Float64Array(2) };
+      const extent = (u) => {
+        let far = 0;
+        for (let i = 0; i < this.now.N; i++) {
+          const [x, y] = this.project(u, i);
+          far = Math.max(far, Math.abs(x), Math.abs(y));
+        }
+        return far;
+      };
+      const start = Math.max(0.3, extent(this.run.states[0]));
+      const whole = Math.max(start, ...this.run.states.map(extent).filter(Number.isFinite));
+      this.reach = round(1.12 * Math.min(whole, 4 * start));
+    }
+
+    project(u, i) {
+      const { axes, centre } = this.plane;
+      const d = centre.length;
+      let [x, y] = [0, 0];
+      for (let c = 0; c < d; c++) {
+        const away = u[i * d + c] - centre[c];
+        x += away * axes[0][c];
+        y += away * axes[1][c];
+      }
+      return [x, y];
+    }
+
+    toScreen([x, y]) {
+      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+      const scale = Math.min(w, h) / 2 / this.reach;
+      return [w / 2 + x * scale, h / 2 - y * scale];
+    }
+
+    fromScreen(x, y) {
+      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+      const scale = Math.min(w, h) / 2 / this.reach;
+      return [(x - w / 2) / scale, (h / 2 - y) / scale];
+    }
+
+    // A dot that is farther out stands at the edge.
+    inside([x, y]) {
+      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+      return [clamp(Number.isFinite(x) ? x : w, 6, w - 6), clamp(Number.isFinite(y) ? y : 0, 6, h - 6)];
+    }
+
+    // The state at a layer, and on the straight line between two of them while the layers play.
+    stateAt(at) {
+      const low = Math.floor(Math.min(at, this.last));
+      const high = Math.min(low + 1, this.last);
+      const share = at - low;
+      if (!(share > 0) || high === low) return this.run.states[low];
+      return this.run.states[low].map((x, k) => x + share * (this.run.states[high][k] - x));
+    }
+
+    // ---- drawing
+
+    draw() {
+      if (this.drawing) return;
+      this.drawing = requestAnimationFrame(() => {
+        this.drawing = 0;
+        this.drawNow();
+      });
+    }
+
+    drawNow() {
+      if (!this.run || !this.canvas.clientWidth) return;
+      const style = getComputedStyle(this.root);
+      const colour = (name) => style.getPropertyValue(`--play-${name}`).trim();
+      this.colour = Object.fromEntries(["fg", "soft", "line", "bg", "hit", "light"].map((name) => [name, colour(name)]));
+      this.drawStage();
+      for (const chart of this.charts) this.drawChart(chart);
+      if (this.heat) this.drawHeat();
+      const layer = Math.floor(this.at);
+      this.slider.max = this.last;
+      this.slider.value = layer;
+      this.where.textContent = `layer ${layer}`;
+      this.slider.setAttribute("aria-valuetext", `layer ${layer} of ${this.last}, spread ${short(this.measured[layer].spread)}`);
+    }
+
+    tokenColour(i) {
+      return `oklch(${this.colour.light} 0.14 ${250 + (175 * i) / Math.max(1, this.now.N - 1)})`;
+    }
+
+    drawStage() {
+      const { c, w, h } = pen(this.canvas);
+      const { N, d } = this.now;
+      const u = this.stateAt(this.at);
+      const small = N > 64 ? 0.7 : 1;
+      this.drawGround(c, w, h);
+      const eye = this.held ? this.chosen : this.hover ?? (document.activeElement === this.canvas ? this.chosen : null);
+      c.lineWidth = 1.1;
+      c.lineJoin = "round";
+      for (let i = 0; i < N; i++) this.drawTrail(c, i, i === eye ? 0.9 : eye === null ? 0.3 : 0.15);
+      if (eye !== null) this.drawAttention(c, u, eye);
+      let beyond = 0;
+      for (let i = 0; i < N; i++) {
+        const place = this.toScreen(this.project(u, i));
+        const [x, y] = this.inside(place);
+        const away = x !== place[0] || y !== place[1];
+        beyond += away;
+        c.beginPath();
+        c.arc(x, y, (i === eye ? 8 : 5) * small, 0, 7);
+        c.fillStyle = away ? this.colour.bg : this.tokenColour(i);
+        c.fill();
+        c.lineWidth = away ? 1.5 : 1;
+        c.strokeStyle = away ? this.tokenColour(i) : this.colour.bg;
+        c.stroke();
+      }
+      if (eye !== null) this.drawStart(c, eye);
+      this.drawMean(c, u);
+      this.caption.textContent = this.captionWords(eye, beyond, d);
+    }
+
+    captionWords(eye, beyond, d) {
+      const words = [d > 2 ? `The plane of largest variance (PCA) of ${d} features, ±${short(this.reach)}` : `±${short(this.reach)}`];
+      words.push("+ is the mean");
+      if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
+      if (eye !== null) {
+        const place = [...this.begun().slice(eye * d, eye * d + 2)].map(short).join(", ");
+        words.push(`token ${eye + 1} starts at (${place}${d > 2 ? ", …" : ""})${this.heard || ""}`);
+      }
+      return `${words.join(" · ")}.`;
+    }
+
+    drawGround(c, w, h) {
+      const [x, y] = this.toScreen(this.plane.centre.length > 2 ? this.project(new Float64Array(this.now.d), 0) : [0, 0]);
+      c.strokeStyle = this.colour.line;
+      c.lineWidth = 1;
+      c.beginPath();
+      c.moveTo(0, y);
+      c.lineTo(w, y);
+      c.moveTo(x, 0);
+      c.lineTo(x, h);
+      c.stroke();
+      if (this.now.norm !== "circle" || this.now.d > 2) return;
+      c.beginPath();
+      c.arc(x, y, this.toScreen([1, 0])[0] - x, 0, 7);
+      c.stroke();
+    }
+
+    drawTrail(c, i, strength) {
+      c.globalAlpha = strength;
+      c.strokeStyle = this.tokenColour(i);
+      c.fillStyle = c.strokeStyle;
+      c.beginPath();
+      c.arc(...this.toScreen(this.project(this.begun(), i)), 2.2, 0, 7);
+      c.fill();
+      c.beginPath();
+      for (let l = 0; l <= this.at; l++) {
+        const [x, y] = this.toScreen(this.project(this.run.states[l], i));
+        if (!Number.isFinite(x + y) || Math.abs(x) + Math.abs(y) > 1e5) break;
+        if (l) c.lineTo(x, y);
+        else c.moveTo(x, y);
+      }
+      const [x, y] = this.inside(this.toScreen(this.project(this.stateAt(this.at), i)));
+      c.lineTo(x, y);
+      c.stroke();
+      c.globalAlpha = 1;
+    }
+
+    drawStart(c, i) {
+      const [x, y] = this.toScreen(this.project(this.begun(), i));
+      c.beginPath();
+      c.arc(x, y, 6, 0, 7);
+      c.strokeStyle = this.colour.fg;
+      c.lineWidth = 1.5;
+      c.stroke();
+    }
+
+    // To whom a token listens: a line's weight is the share.
+    drawAttention(c, u, i) {
+      const { N } = this.now;
+      this.heard = "";
+      if (!u.every(Number.isFinite)) return;
+      const shares = engine.attention(this.now, u, Math.min(Math.floor(this.at), this.now.L - 1)).subarray(i * N, (i + 1) * N);
+      const most = shares.reduce((a, b) => Math.max(a, b), 0);
+      if (!(most > 0)) return;
+      const here = this.inside(this.toScreen(this.project(u, i)));
+      c.strokeStyle = this.colour.fg;
+      shares.forEach((share, j) => {
+        if (share < 0.02 * most || j === i) return;
+        const there = this.inside(this.toScreen(this.project(u, j)));
+        c.globalAlpha = 0.15 + 0.45 * (share / most);
+        c.lineWidth = 0.5 + 4 * share ** 0.5 * (share / most);
+        c.beginPath();
+        c.moveTo(...here);
+        c.lineTo(...there);
+        c.stroke();
+      });
+      c.globalAlpha = 1;
+      this.heard = ` and listens most to token ${shares.indexOf(most) + 1} (${Math.round(100 * most)} %)`;
+    }
+
+    drawMean(c, u) {
+      const { N, d } = this.now;
+      const mean = new Float64Array(d);
+      for (let k = 0; k < u.length; k++) mean[k % d] += u[k] / N;
+      const [x, y] = this.toScreen(this.project(mean, 0));
+      if (!Number.isFinite(x + y)) return;
+      for (const [width, ink] of [[5, this.colour.bg], [2, this.colour.fg]]) {
+        c.strokeStyle = ink;
+        c.lineWidth = width;
+        c.beginPath();
+        c.moveTo(x - 7, y);
+        c.lineTo(x + 7, y);
+        c.moveTo(x, y - 7);
+        c.lineTo(x, y + 7);
+        c.stroke();
+      }
+    }
+
+    drawChart({ name, canvas, head }) {
+      const { c, w, h } = pen(canvas);
+      if (!w) return;
+      const values = this.measured.map((one) => one[name]);
+      const ghost = this.compared && this.before ? this.before.map((one) => one[name]) : [];
+      const theory = this.theory.filter((one) => one.curve === name).map((one) => one.values);
+      const lines = theory.map((one) => (typeof one === "number" ? values.map(() => one) : one));
+      const scale = this.scale(CURVES[name], [values, ...lines], ghost);
+      head.lastChild.textContent = ` ${CURVES[name].words}${scale.log ? "; logarithmic" : ""}`;
+      const [left, right, top, bottom] = [44, w - 8, 8, h - 18];
+      const across = (l) => left + (l / Math.max(1, this.now.L)) * (right - left);
+      const up = (x) => bottom - clamp(scale.share(x), -0.05, 1.05) * (bottom - top);
+      this.drawAxes(c, scale, { left, right, top, bottom });
+      const line = (points, ink, width, dash = []) => {
+        c.strokeStyle = ink;
+        c.lineWidth = width;
+        c.setLineDash(dash);
+        c.beginPath();
+        let pen = false;
+        points.forEach((x, l) => {
+          if (!Number.isFinite(x) || l > this.now.L) { pen = false; return; }
+          c[pen ? "lineTo" : "moveTo"](across(l), up(x));
+          pen = true;
+        });
+        c.stroke();
+        c.setLineDash([]);
+      };
+      c.save();
+      c.beginPath();
+      c.rect(left, top - 4, right - left + 6, bottom - top + 8);
+      c.clip();
+      c.globalAlpha = 0.55;
+      line(ghost, this.colour.soft, 1.5);
+      c.globalAlpha = 1;
+      line(values, this.colour.hit, 2);
+      for (const points of lines) line(points, this.colour.fg, 1.5, [5, 4]);
+      const layer = Math.floor(this.at);
+      if (Number.isFinite(values[layer])) {
+        c.fillStyle = this.colour.hit;
+        c.beginPath();
+        c.arc(across(layer), up(values[layer]), 4.5, 0, 7);
+        c.fill();
+      }
+      c.restore();
+    }
+
+    // Linear; logarithmic where the values span more than three powers of ten.
+    scale({ low, high }, curves, ghost) {
+      const all = [...curves.flat(), ...ghost].filter(Number.isFinite);
+      const top = high ?? Math.max(1e-9, ...all.filter((x) => x < 1e12));
+      const least = Math.min(top, ...all.filter((x) => x > 0));
+      if (high === undefined && top > 1000 * Math.max(least, 1e-12)) {
+        const [from, to] = [Math.floor(Math.log10(Math.max(least, 1e-12))), Math.ceil(Math.log10(top))];
+        return { log: true, ends: [power(from), power(to)], share: (x) => (Math.log10(Math.max(x, 1e-300)) - from) / (to - from) };
+      }
+      const to = high ?? round(top * 1.02);
+      return { log: false, ends: [short(low), short(to)], share: (x) => (x - low) / (to - low) };
+    }
+
+    drawAxes(c, scale, { left, right, top, bottom }) {
+      c.strokeStyle = this.colour.line;
+      c.lineWidth = 1;
+      c.beginPath();
+      c.moveTo(left, top);
+      c.lineTo(left, bottom);
+      c.lineTo(right, bottom);
+      c.stroke();
+      c.fillStyle = this.colour.soft;
+      c.textAlign = "right";
+      c.font = "12px system-ui, sans-serif";
+      c.fillText(scale.ends[1], left - 6, top + 8);
+      c.fillText(scale.ends[0], left - 6, bottom);
+      c.fillText(`layer ${this.now.L}`, right, bottom + 14);
+      c.textAlign = "left";
+      c.fillText("0", left, bottom + 14);
+    }
+
+    // Token across, layer down: blue below 0, orange above.
+    drawHeat() {
+      const { N, L, d } = this.now;
+      const axis = this.plane.axes[0];
+      const { c, w, h } = pen(this.heat);
+      if (!w) return;
+      this.heatHead.replaceChildren(make("b", { textContent: "state" }), ` token across, layer down; ${d > 2 ? "first direction of the plane" : "first feature"}`);
+      const value = (u, i) => this.project(u, i)[0] + axis.reduce((sum, x, k) => sum + x * this.plane.centre[k], 0);
+      const image = new ImageData(N, L + 1);
+      const dark = Number(this.colour.light) > 0.65;
+      const [zero, plus, minus] = dark ? [[30, 34, 40], [240, 137, 75], [86, 180, 233]] : [[250, 250, 250], [200, 85, 0], [0, 105, 170]];
+      this.run.states.forEach((u, l) => {
+        for (let i = 0; i < N; i++) {
+          const x = clamp(value(u, i) / this.reach, -1, 1) || 0;
+          const k = 4 * (l * N + i);
+          for (let p = 0; p < 3; p++) image.data[k + p] = zero[p] + Math.abs(x) * ((x > 0 ? plus : minus)[p] - zero[p]);
+          image.data[k + 3] = 255;
+        }
+      });
+      const sheet = make("canvas", { width: N, height: L + 1 });
+      sheet.getContext("2d").putImageData(image, 0, 0);
+      c.imageSmoothingEnabled = false;
+      c.drawImage(sheet, 0, 0, w, h);
+      c.strokeStyle = this.colour.fg;
+      c.strokeRect(0.5, (Math.floor(this.at) / (L + 1)) * h, w - 1, h / (L + 1));
+    }
+  }
+
+  // Every playground of the page that does not run yet; a page may hold several.
+  const mount = () => {
+    for (const root of document.querySelectorAll(".pdelab-play:not([data-mounted])")) {
+      root.dataset.mounted = "";
+      root.play = new Play(root);
+    }
+  };
+  document.head.append(make("style", { textContent: css }));
+  globalThis.pdelab.stage = { mount };
+})();
