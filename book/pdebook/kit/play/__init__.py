@@ -14,8 +14,9 @@ from importlib.resources import files
 from numbers import Real
 from urllib.parse import quote
 
-PARTS = ("stage", "curves", "spread", "fidelity", "energy", "diameter", "heat")
 CURVES = ("spread", "fidelity", "energy")
+MORE = ("diameter", "longest", "mean", "cosine", "groups")
+PARTS = ("stage", "curves", *CURVES, *MORE, "heat", "density")
 PAGE = "playground.ipynb"  # the build makes .html of it
 FILE = "play.js"  # the script's own file, beside the built pages
 
@@ -34,8 +35,9 @@ def play(
     """The playground with these settings, play(beta=6, norm="none"); settings.json lists them all.
 
     quest: begin with this quest, by its id: its settings, its words, and a mark once it is reached.
-    show: what stands beside the tokens, of "curves" (or "spread", "fidelity", "energy", "diameter") and "heat"; without
-        it everything, with the quests, as on the playground's own page.
+    show: what stands beside the tokens: curves over the layers, "curves" for the first three of "spread", "fidelity",
+        "energy", "diameter", "longest", "mean", "cosine", "groups"; "heat", the state of every token; "density", what
+        the equation of the crowd predicts for a ring. Without it everything, as on the playground's own page.
     controls: the settings that get a slider or a menu; without it those of `level`, 1 basic, 2 terms, 3 all, which the
         reader can raise.
     moved: where tokens start that do not start where the settings put them: {token: (x, y)}.
@@ -66,7 +68,7 @@ class Play:
             "settings": self.settings,
             "moved": self.moved,
             "quest": quest,
-            "show": [*CURVES, "heat"] if show is None else _parts(show),
+            "show": [*CURVES, "heat", "density"] if show is None else _parts(show),
             "full": show is None,
             "controls": None if controls is None else _names("controls", controls, known),
             "level": level,

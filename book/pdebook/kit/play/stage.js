@@ -13,6 +13,10 @@
     fidelity: { title: "fidelity", words: "cosine between a state and the start", low: -1, high: 1 },
     energy: { title: "energy", words: "half the mean of |u|²", low: 0 },
     diameter: { title: "diameter", words: "the largest distance of two tokens", low: 0 },
+    longest: { title: "longest", words: "the longest token", low: 0 },
+    mean: { title: "mean |μ|", words: "how far the cross is from 0", low: 0 },
+    cosine: { title: "cosine", words: "the mean over pairs of tokens", low: -1, high: 1 },
+    groups: { title: "groups", words: "how many stand apart", low: 0 },
   };
   const STORED = "pdelab-quests";
   const SLICE = 8; // ms of computing between two frames
@@ -130,7 +134,7 @@
       this.armed = new Set(); // quests that were seen unreached: opening a solution is not solving
       this.chosen = 0;
       this.compared = this.full;
-      this.judgeSoon = later(() => this.judge(), 150);
+      this.judgeSoon = later(() => { this.judge(); this.follow(); }, 150);
       this.writeSoon = later(() => this.writeAddress(), 250);
       this.build();
       this.begin(this.ownPage ? location.hash : "");
@@ -208,6 +212,12 @@
       slice();
     }
 
+    // The density that the equation of the crowd predicts for a ring of tokens, where it does.
+    follow() {
+      this.crowd = this.show.has("density") ? engine.crowd(this.now) : null;
+      if (this.crowd) this.draw();
+    }
+
     // What is shown from now on: the settings `now`, their run and its measures, while `o` may already be ahead.
     finish(o, u0, run) {
       const toEnd = this.toEnd || (this.at >= this.last && !this.timer);
@@ -218,7 +228,8 @@
       this.last = run.states.length - 1;
       this.at = toEnd ? this.last : Math.min(this.at, this.last);
       this.measured = engine.measure(o, run);
-      this.theory = engine.theory(o, u0);
+      this.theory = engine.theory(o, u0, run);
+      this.crowd = null;
       if (!this.held) this.frame();
       this.say();
       this.showTheory();
@@ -265,14 +276,16 @@
 
     buildViews() {
       const section = make("section", { className: "play-views", ariaLabel: "curves over the layers" });
-      this.charts = Object.keys(CURVES).filter((name) => this.show.has(name)).map((name) => {
+      const names = Object.keys(CURVES).filter((name) => this.full || this.show.has(name));
+      this.charts = names.map((name) => {
         const { title, words } = CURVES[name];
         const canvas = make("canvas", { className: "play-chart", role: "img" });
         const links = make("p", { className: "play-theory" });
         const head = make("p", { className: "play-head" }, make("b", { textContent: title }), ` ${words}`);
-        section.append(make("div", { className: "play-curve" }, head, canvas, links));
+        const box = make("div", { className: "play-curve" }, head, canvas, links);
+        section.append(box);
         this.scrub(canvas, ({ x }) => Math.round(((x - 44) / (canvas.clientWidth - 52)) * this.now.L));
-        return { name, canvas, links, head };
+        return { name, box, canvas, links, head };
       });
       if (this.show.has("heat")) {
         this.heat = make("canvas", { className: "play-heat", role: "img" });
@@ -473,9 +486,11 @@
       this.heat?.setAttribute("aria-label", `state of ${this.now.N} tokens over ${this.last} layers`);
     }
 
+    // Words for the dashes, each a link; on the page of its own a curve more where a theorem speaks of it.
     showTheory() {
-      for (const { name, links } of this.charts) {
+      for (const { name, box, links } of this.charts) {
         const found = this.theory.filter((one) => one.curve === name);
+        box.hidden = !this.show.has(name) && !found.length;
         const key = JSON.stringify(found.map((one) => [one.words, one.page, one.statement]));
         if (links.dataset.key === key) continue; // or a link would lose the focus
         links.dataset.key = key;
@@ -658,27 +673,35 @@
       return this.u0.length === this.run.states[0].length ? this.u0 : this.run.states[0];
     }
 
-    // The plane that is shown and how far it reaches; held still while a token is dragged.
+    // The plane that is shown and how far it reaches; held still while a token is dragged. Two features are the plane
+    // itself, more are seen along the two directions in which they vary most, and a wave is drawn along its tokens.
     frame() {
-      const { d } = this.now;
+      const { d, start: shape } = this.now;
       const unit = (k) => Float64Array.from({ length: d }, (_, c) => (c === k ? 1 : 0));
-      const guess = this.plane?.axes[0].length === d ? this.plane.axes : [unit(0), unit(1)];
-      this.plane = d > 2 ? principal(this.run.states, d, guess) : { axes: [unit(0), unit(1)], centre: new Float64Array(2) };
+      const origin = new Float64Array(d);
+      const before = this.plane;
+      if (shape === "wave" || shape === "flat") this.plane = { line: true, axes: [origin, unit(0)], centre: origin };
+      else if (d === 2) this.plane = { axes: [unit(0), unit(1)], centre: origin };
+      else {
+        const same = before && !before.line && before.centre.length === d;
+        this.plane = principal(this.run.states, d, same ? before.axes : [unit(0), unit(1)]);
+      }
       const extent = (u) => {
         let far = 0;
         for (let i = 0; i < this.now.N; i++) {
           const [x, y] = this.project(u, i);
-          far = Math.max(far, Math.abs(x), Math.abs(y));
+          far = Math.max(far, this.plane.line ? 0 : Math.abs(x), Math.abs(y));
         }
         return far;
       };
       const start = Math.max(0.3, extent(this.run.states[0]));
       const whole = Math.max(start, ...this.run.states.map(extent).filter(Number.isFinite));
-      this.reach = round(1.12 * Math.min(whole, 4 * start));
+      this.reach = Math.max(this.show.has("density") ? 1.8 : 0, round(1.12 * Math.min(whole, 4 * start)));
     }
 
+    // A token's place in the plane that is shown; of a wave, the place along the tokens and the first feature.
     project(u, i) {
-      const { axes, centre } = this.plane;
+      const { axes, centre, line } = this.plane;
       const d = centre.length;
       let [x, y] = [0, 0];
       for (let c = 0; c < d; c++) {
@@ -686,7 +709,7 @@
         x += away * axes[0][c];
         y += away * axes[1][c];
       }
-      return [x, y];
+      return [line ? ((2 * i + 1) / this.now.N - 1) * 0.95 * this.reach : x, y];
     }
 
     toScreen([x, y]) {
@@ -776,8 +799,9 @@
     }
 
     captionWords(eye, beyond, d) {
-      const words = [d > 2 ? `The plane of largest variance (PCA) of ${d} features, ±${short(this.reach)}` : `±${short(this.reach)}`];
-      words.push("+ is the mean");
+      const what = this.plane.line ? "Token across, first feature up, " : d > 2 ? `The plane of largest variance (PCA) of ${d} features, ` : "";
+      const words = [`${what}±${short(this.reach)}`, this.plane.line ? "the line is the mean" : "+ is the mean"];
+      if (this.crowd) words.push("dashes are the density that the PDE predicts");
       if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
       if (eye !== null) {
         const place = [...this.begun().slice(eye * d, eye * d + 2)].map(short).join(", ");
@@ -787,7 +811,7 @@
     }
 
     drawGround(c, w, h) {
-      const [x, y] = this.toScreen(this.plane.centre.length > 2 ? this.project(new Float64Array(this.now.d), 0) : [0, 0]);
+      const [x, y] = this.toScreen(this.plane.line ? [-2 * this.reach, 0] : this.project(new Float64Array(this.now.d), 0));
       c.strokeStyle = this.colour.line;
       c.lineWidth = 1;
       c.beginPath();
@@ -800,6 +824,22 @@
       c.beginPath();
       c.arc(x, y, this.toScreen([1, 0])[0] - x, 0, 7);
       c.stroke();
+      if (this.crowd) this.drawCrowd(c);
+    }
+
+    // The predicted density as dashes around the circle, the farther out the denser.
+    drawCrowd(c) {
+      const rho = this.crowd.states[Math.min(Math.floor(this.at), this.crowd.states.length - 1)];
+      c.strokeStyle = this.colour.fg;
+      c.setLineDash([5, 4]);
+      c.beginPath();
+      for (let i = 0; i <= rho.length; i++) {
+        const angle = (2 * Math.PI * (i + 0.5)) / rho.length;
+        const far = Math.min(this.reach, 1.05 + 0.3 * rho[i % rho.length]);
+        c.lineTo(...this.toScreen([far * Math.cos(angle), far * Math.sin(angle)]));
+      }
+      c.stroke();
+      c.setLineDash([]);
     }
 
     drawTrail(c, i, strength) {
@@ -861,6 +901,12 @@
       for (let k = 0; k < u.length; k++) mean[k % d] += u[k] / N;
       const [x, y] = this.toScreen(this.project(mean, 0));
       if (!Number.isFinite(x + y)) return;
+      if (this.plane.line) {
+        c.strokeStyle = this.colour.fg;
+        c.lineWidth = 1;
+        c.strokeRect(-1, y, this.canvas.clientWidth + 2, 0);
+        return;
+      }
       for (const [width, ink] of [[5, this.colour.bg], [2, this.colour.fg]]) {
         c.strokeStyle = ink;
         c.lineWidth = width;
@@ -953,19 +999,20 @@
     // Token across, layer down: blue below 0, orange above.
     drawHeat() {
       const { N, L, d } = this.now;
-      const axis = this.plane.axes[0];
+      const axis = this.plane.axes[this.plane.line ? 1 : 0];
+      const zero = axis.reduce((sum, x, k) => sum + x * this.plane.centre[k], 0);
       const { c, w, h } = pen(this.heat);
       if (!w) return;
-      this.heatHead.replaceChildren(make("b", { textContent: "state" }), ` token across, layer down; ${d > 2 ? "first direction of the plane" : "first feature"}`);
-      const value = (u, i) => this.project(u, i)[0] + axis.reduce((sum, x, k) => sum + x * this.plane.centre[k], 0);
+      this.heatHead.replaceChildren(make("b", { textContent: "state" }), ` token across, layer down; ${d > 2 && !this.plane.line ? "first direction of the plane" : "first feature"}`);
+      const value = (u, i) => this.project(u, i)[this.plane.line ? 1 : 0] + zero;
       const image = new ImageData(N, L + 1);
       const dark = Number(this.colour.light) > 0.65;
-      const [zero, plus, minus] = dark ? [[30, 34, 40], [240, 137, 75], [86, 180, 233]] : [[250, 250, 250], [200, 85, 0], [0, 105, 170]];
+      const [ground, plus, minus] = dark ? [[30, 34, 40], [240, 137, 75], [86, 180, 233]] : [[250, 250, 250], [200, 85, 0], [0, 105, 170]];
       this.run.states.forEach((u, l) => {
         for (let i = 0; i < N; i++) {
           const x = clamp(value(u, i) / this.reach, -1, 1) || 0;
           const k = 4 * (l * N + i);
-          for (let p = 0; p < 3; p++) image.data[k + p] = zero[p] + Math.abs(x) * ((x > 0 ? plus : minus)[p] - zero[p]);
+          for (let p = 0; p < 3; p++) image.data[k + p] = ground[p] + Math.abs(x) * ((x > 0 ? plus : minus)[p] - ground[p]);
           image.data[k + 3] = 255;
         }
       });
