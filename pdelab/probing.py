@@ -41,6 +41,7 @@ from pdelab.options import whole as integer
 from pdelab.recording import Recording, one_number, record
 from pdelab.report import Report, Run
 from pdelab.seeds import derive, seeded, stream
+from pdelab.status import Status
 
 CONTROLS = ("random", "permuted", "shuffled layers", "shuffled tokens")
 QUANTILES = (0.05, 0.5, 0.95)
@@ -136,7 +137,7 @@ def measured(
         if layers:
             _path(run, states, real)
             _energy(run, rec, real)
-    if loss is not None and layers == len(rec.names):
+    if loss is not None and rec.trajectory.status is Status.FINISHED:
         _towards_the_loss(run, rec, loss, seed)
     return run
 

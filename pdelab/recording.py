@@ -37,16 +37,16 @@ from pdelab.watching import (
     calls_of,
     copied,
     evaluating,
+    is_added,
     left_as_it_was,
     main_chain,
     tensors,
     with_first,
 )
 
-HELP = (
-    "name the layers with blocks=[…], their names or modules, each mapping a field (batch, token, feature) to one; "
-    "or take each layer as one step with whole=True"
-)
+FIELD = "a field (batch, token, feature)"
+NAME_THEM = f"name the layers with blocks=[…], modules that each map {FIELD} to one, or put yours into modules that do"
+UNSPLIT = "take each layer as one step with whole=True, or name others with blocks=[…]"
 
 
 class Unreadable(ValueError):
@@ -88,12 +88,16 @@ class At:
 
 @dataclass(frozen=True)
 class _Block:
-    """One layer, as it was called: `where` is the argument that is the stream."""
+    """One layer, as it was called: `where` is the argument that is the stream.
+
+    added: whether the model adds what the module makes to the stream, u + f(u), and not the module itself.
+    """
 
     name: str
     module: nn.Module
     number: int  # of its calls, where one module is several layers
     where: int | str
+    added: bool
     args: tuple = ()
     kwargs: Mapping[str, Any] | None = None
     u: Field | None = None
@@ -102,7 +106,16 @@ class _Block:
     def __call__(self, u: Field) -> Field:
         args, kwargs = self.with_stream(self.args, self.kwargs or {}, u.clone())  # it may be changed in place
         with evaluating(self.module):
-            return next(tensors(self.module.forward(*args, **kwargs)))
+            return self.result(u, self.module.forward(*args, **kwargs))
+
+    def result(self, u: Field, out: Any) -> Field:
+        """The stream after the layer, of the module's output."""
+        made = next(tensors(out))
+        return u + made if self.added else made
+
+    def giving(self, new: Field, u: Field, out: Any) -> Any:
+        """The module's output, were the stream after the layer `new`."""
+        return with_first(out, new - u if self.added else new)
 
     def stream(self, args: tuple, kwargs: Mapping[str, Any]) -> Field:
         return args[self.where] if isinstance(self.where, int) else kwargs[self.where]
@@ -207,7 +220,7 @@ class Recording:
         modules = dict(model.named_modules())
         if missing := [name for name in self.names if name not in modules]:
             raise ValueError(f"model must have the layers that were recorded; it has no {missing[0]}")
-        blocks = [_Block(b.name, modules[b.name], b.number, b.where) for b in self._blocks]
+        blocks = [_Block(b.name, modules[b.name], b.number, b.where, b.added) for b in self._blocks]
         with left_as_it_was(model):
             return _recorded(model, blocks, given, mask, lambda stages: stages, self._read, self._writes)
 
@@ -255,16 +268,19 @@ class Recording:
         def begin(layer, args, kwargs):
             u = self._blocks[layer].stream(args, kwargs)
             now.append((layer, u.clone()))
-            if write is not None:
+            if write is not None and not self._blocks[layer].added:
                 tracer.begin(u)
 
         def end(layer, args, kwargs, out):
+            block, u, new = replace(self._blocks[layer], args=args, kwargs=kwargs), now[-1][1], None
+            if write is not None and block.added:  # the model has yet to add it: do so here, where `write` is heard
+                tracer.begin(u)
+                new = block(u)
             tracer.active = False
-            _, u = now.pop()
-            if step is None:
-                return None
-            new = step(layer, u, replace(self._blocks[layer], args=args, kwargs=kwargs))
-            return None if new is None else with_first(out, same_shape(new, u, "step"))
+            now.pop()
+            stepped = None if step is None else step(layer, u, block)
+            new = new if stepped is None else same_shape(stepped, u, "step")
+            return None if new is None or new.equal(block.result(u, out)) else block.giving(new, u, out)
 
         with left_as_it_was(self.model), at_layers(self._calls, begin, end), ExitStack() as stack:
             if write is not None:
@@ -286,10 +302,13 @@ class Recording:
             return self._blocks[layer].with_stream(args, kwargs, states[-1].clone())  # it may be changed in place
 
         def end(layer, args, kwargs, out):
-            if layer < len(self._calls) - 1:
+            block, u = self._blocks[layer], states[layer]
+            if layer < len(self._calls) - 1 and not block.added:
                 return None
-            states.append(next(tensors(out)))
-            return with_first(out, states[-1].clone())
+            after = block.result(u, out)
+            if layer == len(self._calls) - 1:
+                states.append(after)
+            return block.giving(after.clone(), u if layer else u.detach(), out)  # the model's own u_0 has no gradient
 
         args, kwargs = self._inputs
         with left_as_it_was(self.model), torch.enable_grad(), at_layers(self._calls, begin, end):
@@ -376,11 +395,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def _stream(name: str, new: Field | None, u: Field) -> Field | None:
-    """What a function of the user gave for the stream u, if it is one."""
-    return None if new is None else same_shape(new, u, name)
-
-
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(inputs, list):
         raise ValueError("inputs is a list; several arguments go in a tuple, (a, b), and one tensor stands alone")
@@ -388,6 +402,8 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
         raise ValueError(f"inputs must hold the tensors that the model is called with; not {described(inputs)}")
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     args = args if isinstance(args, tuple) else (args,)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("model must be the module itself; what torch.jit made of it cannot be watched")
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)
@@ -413,17 +429,23 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
             if not any(module is known for known in modules.values()):
                 raise ValueError(f"blocks must be names or modules of the model; {block!r} is none of them")
         calls = [call for call in calls if any(call.module is module for module in wanted)]
+    if not calls and named is None:
+        raise Unreadable(f"no two modules in a row of {type(model).__name__} map {FIELD} to one; {NAME_THEM}")
     if not calls:
-        what = "two modules in a row" if named is None else "module of blocks"
-        raise Unreadable(f"no {what} of {type(model).__name__} map a field (batch, token, feature) to one; {HELP}")
+        raise Unreadable(
+            f"no module of blocks, when the model runs, maps {FIELD} to one of its shape; give modules that do"
+        )
+    added = len(calls) > 1 and all(is_added(*pair) for pair in pairwise(calls))
 
     places = []
     for n, call in enumerate(calls):
-        before = calls[n - 1].made if n else None
+        before = calls[n - 1].made if n and not added else None
         places.append((call.given.get(before) or next(iter(call.given.values())))[0])
     usual = places[-1][0]  # the first layer may get its input twice
     wheres = [usual if usual in row else row[0] for row in places]
-    return [_Block(call.name, call.module, call.number, where) for call, where in zip(calls, wheres, strict=True)]
+    return [
+        _Block(call.name, call.module, call.number, where, added) for call, where in zip(calls, wheres, strict=True)
+    ]
 
 
 def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:
@@ -435,7 +457,7 @@ def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block]
         full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u)
 
     def end(layer, args, kwargs, out):
-        full[layer] = replace(full[layer], out=next(tensors(out)).clone())
+        full[layer] = replace(full[layer], out=full[layer].result(full[layer].u, out).clone())
 
     with at_layers([(block.module, block.number) for block in found], begin, end):
         return full, run()
@@ -458,6 +480,8 @@ def _mask(mask: Mask | None, model: nn.Module, inputs: tuple[tuple, dict[str, An
 def _check(found: list[_Block], mask: Mask | None) -> None:
     """Refuse layers between which something happens, examples that touch each other, and tokens that are alone."""
     first = found[0]
+    if not first.u.numel():
+        raise ValueError(f"inputs must not be empty; the first layer gets {described(first.u)}")
     if not first.u.isfinite().all():
         raise Unreadable("inputs must give the first layer finite numbers; it gets NaN or infinite ones")
     tokens = first.u.shape[1] if mask is None else int(mask.sum(dim=1).max())
@@ -465,7 +489,7 @@ def _check(found: list[_Block], mask: Mask | None) -> None:
         raise Unreadable("inputs must have a sequence of two real tokens or more: one alone shows no interaction")
     for before, after in pairwise(found):
         if before.out.shape != after.u.shape or (before.out.isfinite().all() and not before.out.equal(after.u)):
-            raise Unreadable(f"between {before.name} and {after.name} something else changes the stream; {HELP}")
+            raise Unreadable(f"between {before.name} and {after.name} something else changes the stream; {NAME_THEM}")
     if first.out.isfinite().all():
         _check_again(first, first(first.u))
     others = torch.arange(len(first.u), device=first.u.device) % 2 == 1
@@ -500,7 +524,7 @@ def _read(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tup
     writes, parts, out = _traced(block, block.u)
     _check_again(block, out)
     if not writes:
-        raise Unreadable(f"the output of {block.name} is not its input plus branches; {HELP}")
+        raise Unreadable(f"the output of {block.name} is not its input plus branches; {UNSPLIT}")
     places = tuple(write.place for write in writes)
     if known is None or known.places != places:
         found = [
@@ -541,7 +565,7 @@ def _check_sum(block: _Block, stages: Sequence[Stage]) -> None:
     largest = max(precise(x).abs().amax() for s in stages for x in (s.before, s.after, s.delta))
     gap = (precise(block.out) - precise(block.u) - total).abs().amax()
     if gap > _rounding(block.u) * largest:
-        raise Unreadable(f"the branches of {block.name} miss its step by {gap:.2g}; {HELP}")
+        raise Unreadable(f"the branches of {block.name} miss its step by {gap:.2g}; {UNSPLIT}")
 
 
 Parts = list[list[tuple[str, Tensor]]]
@@ -578,7 +602,7 @@ def _acting(block: _Block, writes: list[Write], parts: Parts, number: int, mask:
     nudged, others = _halves(block.u, mask)[0]
     (answer,) = _answers(block, writes, parts, number, number, nudged)
     if _moved(answer, parts[number][0][1], others):
-        raise Unreadable(f"{block.name} mixes tokens in what acts on its stream, and does not add it; {HELP}")
+        raise Unreadable(f"{block.name} mixes tokens in what acts on its stream, and does not add it; {UNSPLIT}")
     return [("S", None)], number
 
 
@@ -594,7 +618,7 @@ def _answers(block: _Block, writes: list[Write], parts: Parts, number: int, poin
 
     written, others, _ = _traced(block, block.u if point else at(block.u), change)
     if [w.place for w in written] != [w.place for w in writes]:
-        raise Unreadable(f"{block.name} writes elsewhere when its tokens change; {HELP}")
+        raise Unreadable(f"{block.name} writes elsewhere when its tokens change; {UNSPLIT}")
     same = len(others[number]) == len(parts[number])
     return [part for _, part in others[number]] if same else [written[number].delta] * len(parts[number])
 

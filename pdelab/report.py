@@ -139,7 +139,9 @@ class Report:
 
     def findings(self) -> list[str]:
         """What stands out, each with its number and, in brackets, what the controls have."""
-        return [words for words in (*self._of_time(), *self._of_energy(), *self._of_the_loss()) if words]
+        ends = f"Layer {len(self.names)} gives NaN or infinite numbers: the report ends before it."
+        diverged = [ends] if self.status == "diverged" else []
+        return [*diverged, *self._of_time(), *self._of_energy(), *self._of_the_loss()]
 
     def _beside(self, name: str, whole: bool = False, form: str = "{:.2f}") -> str:
         """(random 0.18, permuted 0.21): the same figure of the controls."""
@@ -367,6 +369,11 @@ table { border-collapse: collapse; font-size: .85rem; white-space: nowrap }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
 dt { font-weight: 600 }
 dd { margin: 0 0 .3rem 1rem }
+@media (prefers-color-scheme: dark) {
+  body, th:first-child { color: #ddd; background: #16181c }
+  th, td { border-color: #444 }
+  .wide svg { background: #fff }
+}
 </style>
 </head>
 <body>

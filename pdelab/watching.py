@@ -150,7 +150,8 @@ def calls_of(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
 def main_chain(calls: Sequence[Call]) -> list[Call]:
     """The row of calls, each getting what the one before made, that holds most weights; of equal ones the longest.
 
-    They are of one class, as the layers of most models are, or stand side by side in one container.
+    They are of one class, as the layers of most models are, or stand side by side in one container; or the model adds
+    what they make to what they were given.
     """
 
     def weight(row: list[Call]) -> tuple[int, int]:
@@ -174,7 +175,29 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
     row = best(lambda one, other: type(one.module) is type(other.module))
     place = container(row[0]) if row else None
     mixed = best(lambda one, other: container(one) == container(other) and place in (None, container(one)))
-    return mixed if not row or (mixed and weight(mixed) > weight(row)) else row
+    return max(row, mixed, _added_row(calls), key=weight)
+
+
+def is_added(one: Call, other: Call) -> bool:
+    """Whether the model itself adds what `one` makes: the other call is given u + f(u), where this one was given u."""
+    made = one.alive[-1]
+    streams = [x for x in one.alive[:-1] if name_of(x) in one.given]
+    given = [x for x in other.alive if x.shape == made.shape and x.dtype == made.dtype]
+    return any(torch.equal(x + made, y) for x in streams for y in given)
+
+
+def _added_row(calls: Sequence[Call]) -> list[Call]:
+    """The longest row of calls that the model adds to its stream, as in u = u + attention(u); u = u + reaction(u)."""
+    rows: dict[int, list[list[Call]]] = defaultdict(lambda: [[]])  # for each depth
+    for call in calls:
+        row = rows[call.depth][-1]
+        if row and is_added(row[-1], call):
+            row.append(call)
+        else:
+            rows[call.depth].append([call])
+    found = max((row for deep in rows.values() for row in deep), key=len, default=[])
+    layers = found[:-1]  # the last may be a norm of what they made, and is a layer only if it is one of their kind
+    return found if any(type(found[-1].module) is type(call.module) for call in layers) else layers
 
 
 @contextmanager

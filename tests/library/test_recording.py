@@ -487,6 +487,69 @@ def test_masks_are_found_by_position_and_under_torchs_name():
     assert rec.stages[0][0].causal is False
 
 
+class Outside(nn.Module):
+    """A model that adds the branches to its stream itself; its modules only make them."""
+
+    def __init__(self, mixed: bool = True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        react = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)]
+        self.layers = nn.ModuleList(nn.ModuleList([Mix(causal=True), f] if mixed else [f]) for f in react)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        u = self.embed(x)
+        for branches in self.layers:
+            for branch in branches:
+                u = branch(u) + u
+        return self.head(self.norm(u))
+
+
+class TestOutside:
+    def test_branches_that_the_model_adds_itself_are_layers_of_one_branch(self):
+        model = Outside()
+        rec = record(model, states())
+        assert rec.names == tuple(f"layers.{n // 2}.{n % 2}" for n in range(6))
+        assert [row[0].symbol for row in rec.stages] == ["A", "R"] * 3
+        assert rec.stages[0][0].causal
+        check_sums(rec)
+        assert isinstance(rec.integrator, LieEuler)
+        assert len(record(Outside(mixed=False), states()).names) == 3  # the norm after them is no layer
+
+    def test_they_can_be_named_too(self):
+        model = Outside()
+        assert len(record(model, states(), blocks=[f for row in model.layers for f in row]).names) == 6
+        with pytest.raises(Unreadable, match="no module of blocks"):
+            record(model, states(), blocks=model.layers)
+
+    def test_their_stream_is_rewritten(self):
+        model = Outside()
+        rec = record(model, states())
+        with torch.no_grad():
+            u = model.embed(states())
+            for row in model.layers:
+                for branch in row:
+                    u = u + branch(u) / 2
+            wanted = model.head(model.norm(u))
+        assert rec.rewrite(lambda at, u, delta: None).equal(rec.output)
+        torch.testing.assert_close(rec.rewrite(lambda at, u, delta: u + delta / 2), wanted)
+        torch.testing.assert_close(rec.rewrite(step=lambda layer, u, f: (u + f(u)) / 2), wanted)
+
+    def test_their_gradients_are_those_of_backward(self):
+        model = Outside().double()
+        rec = record(model, states().double())
+        found = rec.gradients(lambda out: out.square().sum())
+        branches = [branch for row in model.layers for branch in row]
+        for number, gradient in enumerate(found):
+            u = rec.trajectory.states[number].clone().requires_grad_()
+            v = u.clone()
+            for branch in branches[number:]:
+                v = v + branch(v)
+            (wanted,) = torch.autograd.grad(model.head(model.norm(v)).square().sum(), u)
+            torch.testing.assert_close(gradient, wanted)
+
+
 class TestRewrite:
     """The model with another stream, beside code written by hand."""
 
@@ -724,6 +787,15 @@ class TestUnreadable:
     def test_another_model_without_these_layers(self):
         with pytest.raises(ValueError, match=r"it has no layers\.0"):
             record(Stack(Pre), states()).again(model=nn.Linear(WIDTH, WIDTH))
+
+    def test_no_example(self):
+        with pytest.raises(ValueError, match="inputs must not be empty"):
+            record(Stack(Pre), states()[:0])
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_a_model_that_was_scripted(self):
+        with pytest.raises(ValueError, match="model must be the module itself"):
+            record(torch.jit.script(nn.Linear(WIDTH, WIDTH)), states())
 
     def test_a_token_alone(self):
         with pytest.raises(Unreadable, match="two real tokens"):
