@@ -143,6 +143,7 @@
     }
     let top = -Infinity;
     for (let j = 0; j < seen; j++) if (p[j] > top) top = p[j];
+    if (top === -Infinity && !p.some(Number.isNaN)) return void p.fill(0); // too far below 0 for a number: as in torch
     let sum = 0;
     for (let j = 0; j < seen; j++) sum += p[j] = Math.exp(p[j] - top);
     for (let j = 0; j < seen; j++) p[j] /= sum;
@@ -270,7 +271,7 @@
 
   const push = (d, r) => {
     const hidden = 2 * d;
-    const inner = { W: new Float64Array(hidden * d), b: new Float64Array(hidden) };
+    const inner = { W: new Float64Array(hidden * d) };
     const outer = { W: new Float64Array(d * hidden) };
     for (let c = 0; c < d; c++) {
       inner.W[c * d + c] = 1;
@@ -283,7 +284,7 @@
 
   const network = (d, r, uniform) => {
     const hidden = Math.max(8, 2 * d);
-    const inner = { W: normals(hidden * d, uniform, 1 / Math.sqrt(d)), b: normals(hidden, uniform, 0.3) };
+    const inner = { W: normals(hidden * d, uniform, 1 / Math.sqrt(d)) };
     return { hidden, inner, outer: { W: normals(d * hidden, uniform, r / Math.sqrt(hidden)) } };
   };
 
@@ -340,7 +341,8 @@
     for (let n = 0; n < u.length; n++) u[n] += (dt / 2) * (k1[n] + k2[n]);
   };
 
-  /** One step u(t) → u(t + Δt), in place; s holds six arrays to write to. `pdelab.integrators` has the same four. */
+  /** One step u(t) → u(t + Δt), in place, with the terms of this layer; s holds six arrays to write to, and `next` the
+      terms of the layer after, at which RK4 has its last look. `pdelab.integrators` has the same four. */
   const SCHEMES = {
     euler: (list, u, dt, s) => advance(u, dt, total(list, u, s[0], s[1])),
 
@@ -348,11 +350,11 @@
       for (const term of list) advance(u, dt, term(u, s[0]));
     },
 
-    rk4: (list, u, dt, [k1, k2, k3, k4, v, scratch]) => {
+    rk4: (list, u, dt, [k1, k2, k3, k4, v, scratch], next) => {
       total(list, u, k1, scratch);
       total(list, ahead(u, dt / 2, k1, v), k2, scratch);
       total(list, ahead(u, dt / 2, k2, v), k3, scratch);
-      total(list, ahead(u, dt, k3, v), k4, scratch);
+      total(next, ahead(u, dt, k3, v), k4, scratch);
       for (let n = 0; n < u.length; n++) u[n] += (dt / 6) * (k1[n] + 2 * k2[n] + 2 * k3[n] + k4[n]);
     },
 
@@ -386,10 +388,12 @@
     const scratch = Array.from({ length: 6 }, () => new Float64Array(u0.length));
     const u = Float64Array.from(u0);
     const states = [Float64Array.from(u0)];
-    const shared = o.fresh === "yes" ? null : terms(o, weights(o));
+    let list = terms(o, weights(o));
 
     for (let n = 1; n <= o.L; n++) {
-      step(shared || terms(o, weights(o, n - 1)), u, o.dt, scratch);
+      const next = o.fresh === "yes" && n < o.L ? terms(o, weights(o, n)) : list;
+      step(list, u, o.dt, scratch, next);
+      list = next;
       if (!isFinite(u)) return { states, status: "diverged", stoppedAt: n };
       states.push(Float64Array.from(u));
       yield;
@@ -498,10 +502,10 @@
 
   // ---------------------------------------------------------------- measures
 
-  /** How many groups stand apart: tokens closer than 0.2 of the longest token's length are in one group, and so are
-      their friends. On the unit circle it is `sphere.groups` of the book. */
-  const groups = (u, N, d) => {
-    const near = (0.2 * longest(u, N, d)) ** 2;
+  /** How many groups stand apart: two tokens are in one group if they are closer than the share `gap` of the longest
+      token's length, or if others between them are. On the unit circle it is `sphere.groups` of the book. */
+  const groups = (u, N, d, gap = 0.2) => {
+    const near = (gap * longest(u, N, d)) ** 2;
     const group = Int32Array.from({ length: N }, (_, i) => -1 - i); // below 0: not yet met
     const queue = new Int32Array(N);
     let found = 0;
@@ -529,6 +533,14 @@
     let sum = 0;
     for (let k = 0; k < u.length; k++) sum += u[k] * u[k];
     return sum;
+  };
+
+  /** |u|, also where its square is too large for a number. */
+  const length = (u) => {
+    const most = largest(u);
+    let sum = 0;
+    for (let k = 0; k < u.length; k++) sum += (u[k] / most) ** 2;
+    return most === 0 ? 0 : most * Math.sqrt(sum);
   };
 
   const squaredDistance = (u, d, i, j) => {
@@ -605,7 +617,7 @@
         longest: longest(u, N, d),
         energy: squares / N / 2,
         mean: Math.sqrt(mean),
-        nonuniformity: Math.sqrt((variance * N) / squares),
+        nonuniformity: length(rest) / length(u),
         fidelity: cosine(u, states[0]),
         cosine: meanCosine(u, N, d),
         groups: groups(u, N, d),
@@ -643,7 +655,8 @@
     const [first, last] = [measured[0], measured[measured.length - 1]];
     const far = measured.findIndex((m) => !(m.energy < 1e8));
     const met = measured.findIndex((m) => m.spread < 1e-3 * first.spread);
-    const resting = speed(o, ran) < 0.02 * Math.sqrt(2 * last.energy);
+    const resting = speed(o, ran) < 0.02 * last.longest;
+    const tight = groups(ran.states[ran.states.length - 1], o.N, o.d, 0.05) === last.groups; // not a chain of tokens
 
     if (ran.status === "diverged") {
       return { word: "diverged", sentence: `Diverged: in layer ${ran.stoppedAt} a number is too large for the computer.` };
@@ -653,7 +666,7 @@
       return { word: "collapsed", sentence: `Collapsed: from layer ${met} on all tokens agree to 0.1 % of their first spread.` };
     }
     if (jumps(o, ran)) return { word: "oscillates", sentence: "Oscillates: every second layer the tokens are back." };
-    if (resting && last.groups > 1 && last.groups <= o.N / 2) {
+    if (resting && tight && last.groups > 1 && last.groups <= o.N / 2) {
       return { word: "clustered", sentence: `Clustered: the tokens stand in ${last.groups} groups and hardly move.` };
     }
     const change = `spread ${three(first.spread)} → ${three(last.spread)}`;
@@ -779,12 +792,13 @@
     return values;
   };
 
-  const entry = (curve, values, words, page, statement) => ({ curve, values, words, page, statement });
+  const entry = (curve, relation, values, words, page, statement) => ({ curve, relation, values, words, page, statement });
 
-  /** What theorems of the book say of these settings: a list of {curve, values, words, page, statement}.
+  /** What theorems of the book say of these settings: a list of {curve, relation, values, words, page, statement}.
 
-      `values` are one for each layer, or a single level. Each entry stands only where its hypotheses hold; the words say
-      whether it is what happens, a bound, or what short steps or wide layers come close to. */
+      `values` are one for each layer, or a single level. Each entry stands only where its hypotheses hold. relation:
+      "equal", what happens; "at most" and "at least", bounds; "near", what short steps or wide layers come close to;
+      "edge", the level that parts two fates of a start; "cycle", the level that jumping tokens tend to. */
   const theory = (o, u0, ran = run(o, u0)) => {
     const first = measure({ ...o, L: 0 }, { states: [u0] })[0];
     return [collapse, pullAndPush, basin, heat, growth, mean, sphere, meeting, ripples, turning, dial]
@@ -800,36 +814,39 @@
     if (o.leak > 0 && o.leak * o.dt <= 1 && share(apart0) < o.leak) {
       const bound = iterate(o, apart0, (apart) => (1 - o.dt * (o.leak - share(apart))) * apart);
       const words = "Attention with a leak: the largest distance is at most this.";
-      return [entry("diameter", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
+      return [entry("diameter", "at most", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
     }
     if (o.leak === 0 && o.dt * v < 1) {
       const slow = (0.5 * o.beta * v * apart0 ** 2 * o.dt) / (1 - o.dt * v) ** 2;
       const bound = Array.from({ length: o.L + 1 }, (_, n) => apart0 / Math.sqrt(1 + slow * n));
       const words = "Attention with a skip: the largest distance is at least this, so tokens crawl together at best.";
-      return [entry("diameter", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
+      return [entry("diameter", "at least", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
     }
     return [];
   };
 
   /** A push r and a pull γ alone: the spread obeys a rule in one number. */
   const pullAndPush = (o, { spread: spread0 }) => {
-    const plain = isEuler(o) && o.kind === "push" && o.gamma > 0 && (only(o, "S") || only(o, "RS"));
-    if (!plain || (o.eps === 0 && spread0 === 0)) return [];
+    const plain = isEuler(o) && o.kind === "push" && (only(o, "S") || only(o, "RS"));
+    if (!plain || o.eps === 0) return [];
     const rate = o.r - leakOf(o);
-    const step = (a) => (1 + o.dt * rate) * a - (a === 0 ? 0 : (o.dt * o.gamma * a) / Math.sqrt(a * a + o.eps));
-    const path = iterate(o, spread0, step).map(Math.abs);
-    const found = [
-      entry("spread", path, "The spread by the rule of pull and push.", "evidence/stability", "prop-sb-cycle"),
-    ];
     const s = (o.dt * o.gamma) / (2 + o.dt * rate);
-    if (o.eps > 0 && s * s > o.eps) {
+    const found = [];
+    const cycles = s * s > o.eps;
+    const attracts = rate <= 0 || s * s < (o.eps * (2 + o.dt * rate)) / (o.dt * rate);
+    if (!cycles || attracts) { // else rounding decides where it goes
+      const path = iterate(o, spread0, (a) => (1 + o.dt * rate - (o.dt * o.gamma) / Math.sqrt(a * a + o.eps)) * a);
+      const words = "The spread, by the rule of pull and push.";
+      found.push(entry("spread", "equal", path.map(Math.abs), words, "evidence/stability", "prop-sb-cycle"));
+    }
+    if (cycles && attracts) {
       const words = "The tokens can jump from side to side for ever with this spread.";
-      found.push(entry("spread", Math.sqrt(s * s - o.eps), words, "evidence/stability", "prop-sb-cycle"));
+      found.push(entry("spread", "cycle", Math.sqrt(s * s - o.eps), words, "evidence/stability", "prop-sb-cycle"));
     }
     const edge = (o.gamma / rate) ** 2 - o.eps;
     if (rate > 0 && edge > 0) {
       const words = "The edge of the basin: from a wider start the push wins.";
-      found.push(entry("spread", Math.sqrt(edge), words, "evidence/stability", "thm-sb-spread"));
+      found.push(entry("spread", "edge", Math.sqrt(edge), words, "evidence/stability", "thm-sb-spread"));
     }
     return found;
   };
@@ -847,13 +864,13 @@
     const edge = ((o.gamma / (K - kappa)) ** 2 - o.eps) / chi;
     if (K > kappa && edge > 0) {
       const words = "The edge of the basin: from below this distance all tokens come together.";
-      found.push(entry("diameter", Math.sqrt(edge), words, "stability", "thm-sb-basin"));
+      found.push(entry("diameter", "edge", Math.sqrt(edge), words, "stability", "thm-sb-basin"));
     }
     if (atStart + kappa > K) {
       const q = Math.max(1 - o.dt * (atStart + kappa - K), overshoot);
       const words = "Inside the basin: the largest distance is at most this.";
       const bound = iterate(o, apart0, (apart) => q * apart);
-      found.push(entry("diameter", bound, words, "evidence/stability", "thm-ev-stability-diameter"));
+      found.push(entry("diameter", "at most", bound, words, "evidence/stability", "thm-ev-stability-diameter"));
     }
     return found;
   };
@@ -894,7 +911,7 @@
     const words = `Heat, wave by wave. With Euler's steps the fastest wave grows if Δt is above ${three(limit)}.`;
     const values = Array.from(squares, (x) => (flowsOut ? x / 2 : Math.sqrt(x)));
     const curve = flowsOut ? "energy" : "spread";
-    return [entry(curve, values, words, "evidence/diffusion", "prop-ev-diffusion-powers")];
+    return [entry(curve, "equal", values, words, "evidence/diffusion", "prop-ev-diffusion-powers")];
   };
 
   /** |⟨wave k, u⟩|², over all features, for the wave of length 1. */
@@ -914,20 +931,20 @@
     if (!isEuler(o) || (o.r !== 0 && o.kind !== "push") || o.gamma !== 0) return [];
     if (only(o, "R")) {
       const path = iterate(o, spread0, (spread) => Math.abs(1 + o.dt * (o.r - o.leak)) * spread);
-      return [entry("spread", path, "A push moves any two tokens apart at the same rate.", "reaction", "thm-re-rates")];
+      return [entry("spread", "equal", path, "A push moves any two tokens apart at the same rate.", "reaction", "thm-re-rates")];
     }
     const short = 2 * (o.D / 1000) * o.dt * o.N ** 2 + o.dt * leakOf(o) <= 1;
     if (!short || o.matrices !== "identity" || only(o, "")) return [];
     const rate = Math.abs(o.v) + o.r - leakOf(o);
     if (rate > 0) return []; // a bound that grows says little
     const bound = iterate(o, longest0, (length) => (1 + o.dt * rate) * length);
-    return [entry("longest", bound, "No token is ever longer than this.", "scheme", "thm-sb-step")];
+    return [entry("longest", "at most", bound, "No token is ever longer than this.", "scheme", "thm-sb-step")];
   };
 
   /** The pull to the mean, and heat that does not leave, keep the mean where it is. */
   const mean = (o, { mean: mean0 }) => {
     if (!only(o, "S") && !(only(o, "DS") && o.ends !== "absorbing")) return [];
-    return [entry("mean", mean0, "The pull never moves the mean.", "evidence/stability", "lem-sb-pull")];
+    return [entry("mean", "equal", mean0, "The pull never moves the mean.", "evidence/stability", "lem-sb-pull")];
   };
 
   /** After LayerNorm every token has the length √d. */
@@ -935,7 +952,7 @@
     const last = o.norm === "post" && o.scheme === "lie" && (only(o, "A") || only(o, "R") || only(o, "AR"));
     if (!last || o.d < 3) return [];
     const words = "LayerNorm puts every token on the sphere of radius √d.";
-    return [entry("energy", o.d / 2, words, "stabilization", "thm-st-projection")];
+    return [entry("energy", "near", o.d / 2, words, "stabilization", "thm-st-projection")];
   };
 
   /** Tokens of length 1 with equal angles between all pairs turn towards each other along one curve. */
@@ -958,7 +975,7 @@
       return xi;
     };
     const words = "The cosine of any two tokens, for short steps.";
-    return [entry("cosine", iterate(o, first.cosine, layer), words, "clusters", "prop-in-angles")];
+    return [entry("cosine", "near", iterate(o, first.cosine, layer), words, "clusters", "prop-in-angles")];
   };
 
   /** Whether all tokens have length 1 and all pairs the same cosine. */
@@ -993,7 +1010,7 @@
     let best = 1;
     for (let k = 2; k <= 40; k++) if (rippleRate(o.beta, o.v, k) > rippleRate(o.beta, o.v, best)) best = k;
     const words = `Of all ripples on the even ring the one with ${best} crests grows fastest; chance may favour a neighbour.`;
-    return [entry("groups", best, words, "crowd", "thm-crowd-growth")];
+    return [entry("groups", "near", best, words, "crowd", "thm-crowd-growth")];
   };
 
   /** However the layers are made, the state turns no faster than their steps are long. */
@@ -1007,7 +1024,7 @@
       values.push(Math.cos(Math.min(budget, Math.PI)));
     }
     const words = "The fidelity is at least this, by the length of the steps.";
-    return states.length > o.L ? [entry("fidelity", values, words, "residual", "thm-rs-budget")] : [];
+    return states.length > o.L ? [entry("fidelity", "at least", values, words, "residual", "thm-rs-budget")] : [];
   };
 
   /** Fresh random branches stand at right angles to all that was: each layer turns the state by a known angle. */
@@ -1022,7 +1039,7 @@
       values.push((values[n - 1] * keep) / Math.sqrt(keep ** 2 + length));
     }
     const words = "What wide random layers keep, with branches as long as here; a few features scatter about it.";
-    return [entry("fidelity", values, words, "dial", "thm-me-dial")];
+    return [entry("fidelity", "near", values, words, "dial", "thm-me-dial")];
   };
 
   // ---------------------------------------------------------------- layers for others
