@@ -312,4 +312,16 @@ def test_stacked_averages_stay_within_their_bounds_and_false_neighbours_fall_in_
     statement = attack.run.statements[name]
     assert 0.9 < statement.search(11).max() <= 1 + 1e-9
     for change in statement.neighbours.values():
-        assert statement.fallen(11, **change)[1] == len(statement.sizes)
+        settings = len(statement.sizes) * len(statement.over.get("skew", (0,)))
+        assert statement.fallen(11, **change)[1] == settings
+
+
+def test_a_leaning_row_keeps_its_moments_and_is_not_its_mirror_image():
+    logits = normal(0, "rows", size=(50, len(attack.WINDOW)))
+    sides = logits[:, attack.REACH + 1 :].softmax(dim=-1) / 2
+    odd = attack.leaning(logits[:, : attack.REACH], sides)
+    r = torch.arange(1, attack.REACH + 1, dtype=torch.float64)
+    assert ((odd @ r).abs() < 1e-12).all()
+    assert ((odd @ r**3).abs() < 1e-9).all()
+    assert (sides - odd.abs() >= -1e-15).all()
+    assert odd.abs().sum(dim=-1).min() > 0.05

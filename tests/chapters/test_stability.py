@@ -16,7 +16,7 @@ from pdebook.evidence.adversary import ROUNDING, ascend
 from pdebook.evidence.systems import one_step, push
 from pdelab import RK4, Diffusion, Diverged, Euler, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import token_mean
-from pdelab.formulas import averaging_growth, centred, centres, diameter
+from pdelab.formulas import averaging_growth, centred, centres, diameter, spread, variance_share
 from pdelab.metrics.jacobian import lipschitz
 from pdelab.metrics.stability import growth_towards_mean, spread
 from pdelab.seeds import normal, stream
@@ -209,7 +209,8 @@ ATTACKS = {"stability": attack_stability.run, "scheme": attack_scheme.run, "erro
 SEARCHED = [(name, key) for name, run in ATTACKS.items() for key, one in run.statements.items() if one.vary]
 FLOWS = (  # each score is a flow, so that a long search is slow
     *("decay", "decay_leaking", "decay_diffusing", "extinction", "mean_zero", "scaled_pull", "bounded"),
-    *("diameter", "diameter_contracting", "diameter_extinction", "token_bounded", "absorbing_bound", "barrier"),
+    *("diameter", "diameter_periodic", "diameter_contracting", "diameter_extinction"),
+    *("token_bounded", "absorbing_bound", "barrier"),
 )
 
 
@@ -276,6 +277,15 @@ def test_leaders_attain_what_averages_may_do():
         assert (w * looked_at).sum().item() == pytest.approx(averaging_growth(n), rel=1e-12)
         assert w.sum().item() == pytest.approx(0, abs=1e-12)
         assert w.square().sum().item() == pytest.approx(1, rel=1e-12)
+
+
+def test_corners_of_a_simplex_attain_jungs_share_of_the_variance():
+    for n in (3, 4):
+        u = starts.simplex(n)
+        assert u.sum(dim=0).abs().max() < 1e-12
+        assert u.square().sum().item() == pytest.approx(1, rel=1e-12)
+        share = variance_share(n, n - 1) * diameter(u) ** 2
+        assert spread(u).item() ** 2 == pytest.approx(share.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("effective", attack_stability.EFFECTIVE)

@@ -227,7 +227,9 @@ def start_layers(seed: int, **drawn: Tensor) -> Start:
 # Samples
 
 
-def sample(y, odds, A, V, log_sizes, *, n, what="coupled", v=1.0, R=1.0, exponent=1.0, least=1.0) -> Tensor:
+def sample(
+    y, odds, A, V, log_sizes, *, n, what="coupled", v=1.0, R=1.0, exponent=1.0, count=1.0, least=1.0
+) -> Tensor:  # fmt: skip
     """(E(1/N)Σ|u_i − Ȳ_i|²)^{½} ≤ e^{2x} ‖V‖R_T (√(N+3)/N)(e^{K₂T} − 1)/K₂: tokens drawn from a law, and their limit.
 
     The law has two atoms, y₀ with probability sigmoid(odds). Tokens that start together stay together, so N tokens are
@@ -255,7 +257,7 @@ def sample(y, odds, A, V, log_sizes, *, n, what="coupled", v=1.0, R=1.0, exponen
     largest = laws.reach(1.0, norm2(V), T)
     x, values = norm2(A) * largest**2, v * norm2(V)
     K2, K = (laws.rate_of(norm2(A), norm2(V), largest, q) for q in (2, math.inf))
-    coupled = laws.noise_bound(n, x, values, R * largest, exponent) * growth(K2, T)
+    coupled = laws.noise_bound(n, x, values, R * largest, exponent, count) * growth(K2, T)
 
     if what == "largest":
         present = torch.where(masses > 0, apart, 0.0).amax(dim=-1)
@@ -378,7 +380,7 @@ run = attack(
             PAIRS,
             over={"n": (4, 40)},
             start=start_sample,
-            shrink=("v", "R"),
+            shrink=("v", "R", "count"),
             wrong={"no exponential": {"exponent": 0.0}},
             steps=40,
         ),
@@ -386,7 +388,7 @@ run = attack(
             largest, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, wrong={"no root": {"least": 0.0}}, steps=40
         ),
         "test function": Statement(
-            mean_of_a_function, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, shrink=("least",), steps=40
+            mean_of_a_function, TWO, PAIRS, over={"n": (4, 40)}, start=start_sample, shrink=("least", "v"), steps=40
         ),
         "modes": Statement(modes, wrong={name: {"law": name} for name in WRONG_RATES}),
     },

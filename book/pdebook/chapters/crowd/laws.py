@@ -47,9 +47,12 @@ def layers_bound(K, M, K_t, T, layers: int) -> Tensor:
     return (M + K_t / K) * torch.expm1(K * T) * T / (2 * layers)
 
 
-def noise_bound(n: int, x, v, R, exponent: float = 1.0) -> Tensor:
-    """e^{2x} v R √(N+3)/N: bounds √E|Att[μ^N](u_i) − Att[μ](u_i)|² for N independent tokens, the query one of them."""
-    return torch.exp(exponent * 2 * x) * v * R * math.sqrt(n + 3) / n
+def noise_bound(n: int, x, v, R, exponent: float = 1.0, count: float = 1.0) -> Tensor:
+    """e^{2x} v R √(N+3)/N: bounds √E|Att[μ^N](u_i) − Att[μ](u_i)|² for N independent tokens, the query one of them.
+
+    exponent, count: factors of 2x and of N + 3, 1 but for an attack.
+    """
+    return torch.exp(exponent * 2 * x) * v * R * math.sqrt(count * (n + 3)) / n
 
 
 def largest_noise_bound(n: int, x, v, R, root: float = 1.0) -> Tensor:

@@ -165,6 +165,7 @@ SHAPES = (  # kernels to start from, offset in tokens: weight; and log 2D/s², m
     ({1: 1.0}, 0.0),  # a shift: the drift
     ({1: 0.5, -1: 0.5}, -30.0),  # two neighbours, and no heat: the spread
     ({9: 0.1, -1: 0.9}, 0.0),  # skew, mean 0, heat of the same spread: the third moment
+    ({3: 0.97, 2: 0.01, 4: 0.01, 1: 0.01}, 0.0),  # in `heat_even`: nearly two points, and not their mirror image
     ({}, 0.0),  # rows of any kind, each its own
 )
 
@@ -205,8 +206,11 @@ def heat(logits, warmth, *, drift=1.0, spread=1.0, third=1.0) -> Tensor:
     return heat_error(p, D) / (bound + third * k**3 / 6 * sup(cube))
 
 
-def heat_even(logits, *, fourth=1.0, square=1.0) -> Tensor:
-    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ sup(m₄ + 4D²)·M₄/24 for mirror-symmetric rows with m₂ = 2D."""
+def heat_even(logits, *, skew=0.0, fourth=1.0, square=1.0) -> Tensor:
+    """|K_n…K_1u − e^{nD∂²}u| ≤ Σ sup(m₄ + 4D²)·M₄/24 for rows with m₁ = m₃ = 0 and m₂ = 2D.
+
+    skew: 0 for rows that are their own mirror image, up to 1 for rows as far from it as their even part allows.
+    """
     far = logits[..., REACH + 1 :].softmax(dim=-1)  # the weight of ±1, ±2, … together
     r = WINDOW[REACH + 1 :] / logits.shape[2]
     second = (far * r**2).sum(-1)
@@ -214,10 +218,24 @@ def heat_even(logits, *, fourth=1.0, square=1.0) -> Tensor:
     share = 2 * D.view(-1, 1, 1) / second  # the rest stays where it is, so that every row has m₂ = 2D
 
     sides = share.unsqueeze(-1) * far / 2
-    p = torch.cat([sides.flip(-1), 1 - share.unsqueeze(-1), sides], dim=-1)
+    odd = skew * leaning(logits[..., :REACH], sides)
+    p = torch.cat([(sides - odd).flip(-1), 1 - share.unsqueeze(-1), sides + odd], dim=-1)
     most = (share * (far * r**4).sum(-1)).amax(dim=-1).sum(dim=-1)
     layers = logits.shape[1]
     return heat_error(p, D) / ((2 * math.pi) ** 4 / 24 * (fourth * most + square * 4 * layers * D**2))
+
+
+def leaning(raw: Tensor, sides: Tensor) -> Tensor:
+    """An odd part a of a row, on the offsets r > 0: Σ r a = Σ r³ a = 0, as large as sides ± a ≥ 0 allows.
+
+    raw chooses it: a is `sides` times what of raw is left across r and r³, with the weights `sides`.
+    """
+    r = torch.arange(1, REACH + 1, dtype=raw.dtype) / REACH
+    powers = torch.stack([r, r**3])  # (power, offset)
+    gram = torch.einsum("...j,kj,lj->...kl", sides, powers, powers) + 1e-16 * torch.eye(2, dtype=r.dtype)
+    along = torch.linalg.solve(gram, torch.einsum("...j,kj->...k", sides * raw, powers).unsqueeze(-1)).squeeze(-1)
+    across = raw - along @ powers
+    return sides * across / across.abs().amax(dim=-1, keepdim=True)
 
 
 def shaped(seed: int, *, logits: Tensor, **others: Tensor) -> Start:
@@ -341,17 +359,18 @@ run = attack(
             start=shaped,
             shrink=("drift", "spread", "third"),
             each=True,
-            batch=8,
+            batch=10,
             steps=12,
         ),
         "heat_even": Statement(
             heat_even,
             {"logits": "layers n w"},
             STACKS,
+            over={"skew": (0.0, 1.0)},
             start=shaped,
             shrink=("fourth", "square"),
             each=True,
-            batch=8,
+            batch=10,
             steps=12,
         ),
         "zero_bias": Statement(

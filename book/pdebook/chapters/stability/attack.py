@@ -6,8 +6,8 @@ steps (B); it falls to a floor if constants are pushed apart; and another S boun
 
 G = attention + network. What G may do comes from its weights alone, g‖V‖ + ‖U‖‖W‖ (`allowed_push`), and both parts of
 it are made smaller apart: `values` and `network`. Half of the starts are near the states where averages do most, with
-two leading tokens to which the others attend; from random ones the ascent is too short to find them. The neighbour
-`pull` is the same promise with a γ that is a tenth weaker.
+two leading tokens to which the others attend, or corners of a simplex; from random ones the ascent is too short to
+find them. The neighbours `pull` and `damping` are the same promise with a γ, or a κ, that is a tenth weaker.
 """
 
 import math
@@ -125,14 +125,15 @@ def gain(of: str, u: Tensor) -> float:
 
 def decay(
     u, ln_eps, margin, place, ln_rise, ln_leak, ln_D, *, of, leaking=False, causal=False, contracting=False,
-    pull=1.0, values=1.0, network=1.0, eps=1.0, largest=False, **system,
+    ends="reflecting", pull=1.0, damping=1.0, values=1.0, network=1.0, eps=1.0, chi=1.0, largest=False, backward=False,
+    **system,
 ) -> Tensor:  # fmt: skip
     """σ(T) ≤ σ₀ e^{−r₀T}, r₀ = γ₀/√(σ₀² + ε) − λ, for F = G − κu + DΔ_N u and γ(t) ≥ γ₀, if r₀ > 0; also δ for σ.
 
     The start lies in the basin: γ₀ = √(σ₀² + ε)(max(λ, 0) + K e^margin), K = λ + κ. For the diameter √(χδ₀² + ε) and
     K = ‖V‖ + ‖U‖‖W‖, with contracting ‖V‖tanh(¼‖A‖δ₀²), without a mask. leaking: λ < 0, so that every start is allowed;
     else 0 < λ < K. γ(t) = γ₀(1 + a sin²(πt/T)), and largest promises the decay of γ₀(1 + a). The score is 1 plus what
-    ln σ(T) exceeds, over KT. T is short enough for RK4: 2/(γ/√ε + K + κ + 4N²D) at most.
+    ln σ(T) exceeds, over KT. T is short enough for RK4: 2/(γ/√ε + K + κ + 4N²D) at most. backward: −D for D.
     """
     measure, margin_of = MEASURES[of]
     tanh = attention_contraction(system["A"], diameter(u)) if contracting else 1.0
@@ -145,14 +146,15 @@ def decay(
     T = 2 * place.sigmoid() / (gamma * most / soft.sqrt() + K + leak + 4 * ln_D.exp())
 
     allowed = allowed_push(gain(of, u) * tanh, **system, values=values, network=network) - leak
-    promised = margin_of(u, strength=gamma * (most if largest else 1.0), growth=allowed, eps=eps * soft)
+    promised = margin_of(chi**0.5 * u, strength=gamma * (most if largest else 1.0), growth=allowed, eps=eps * soft)
 
-    g, e, kappa, D, turn = (per_example(x) for x in (pull * gamma, soft, leak, D, math.pi / T))
+    D = -D if backward else D
+    g, e, kappa, D, turn = (per_example(x) for x in (pull * gamma, soft, damping * leak, D, math.pi / T))
     rise = per_example(most) - 1
 
     def rate(v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         strength = g * (1 + rise * torch.sin(turn * t) ** 2)
-        moved = push(v, **system, causal=causal) - kappa * v + D * laplacian(v) - strength * normalised(v, e)
+        moved = push(v, **system, causal=causal) - kappa * v + D * laplacian(v, ends) - strength * normalised(v, e)
         return moved, torch.ones_like(t)
 
     end, _ = kutta(rate, (u, torch.zeros_like(g)), per_example(T), steps=24)
@@ -299,8 +301,8 @@ def floor(w, g, ln_level, ln_eps, ln_growth, *, forcing=1.0, lam=1.0, pull=1.0, 
 
 
 def euler(
-    u, ln_eps, margin, place, ln_leak, *, of="spread", causal=False, factor=euler_factor, pull=1.0, values=1.0,
-    network=1.0, eps=1.0, **system,
+    u, ln_eps, margin, place, ln_leak, *, of="spread", causal=False, factor=euler_factor, pull=1.0, damping=1.0,
+    values=1.0, network=1.0, eps=1.0, chi=1.0, **system,
 ) -> Tensor:  # fmt: skip
     """σ₁ ≤ qσ₀, q = max{1 − Δt(g₀ + κ − K), Δt(g_ε + κ + K) − 1}: one Euler step of u' = G(u) − κu + S; also δ for σ.
 
@@ -316,13 +318,16 @@ def euler(
     dt = 2 * place.sigmoid() / (gamma / soft.sqrt() + leak + rate)
 
     K = allowed_push(most, **system, values=values, network=network)
-    q = factor(u, dt=dt, strength=gamma, lipschitz=K, eps=eps * soft, leak=leak, of=of)
+    q = factor(chi**0.5 * u, dt=dt, strength=gamma, lipschitz=K, eps=eps * soft, leak=leak, of=of)
     S = -per_example(pull * gamma) * normalised(u, per_example(soft))
-    after = u + per_example(dt) * (push(u, **system, causal=causal) - per_example(leak) * u + S)
+    after = u + per_example(dt) * (push(u, **system, causal=causal) - per_example(damping * leak) * u + S)
     return measure(after) / (q * measure(u))
 
 
-def euler_diffusing(u, ln_eps, margin, place, ln_leak, x, *, reach=1.0, pull=1.0, values=1.0, network=1.0, **system):
+def euler_diffusing(
+    u, ln_eps, margin, place, ln_leak, x, *, ends, reach=1.0, pull=1.0, damping=1.0, values=1.0, network=1.0, chi=1.0,
+    **system,
+) -> Tensor:  # fmt: skip
     """δ₁ ≤ (1 − Δt(g₀ + κ − K))δ₀ with diffusion too, if 2DΔt/Δx² + Δt(g_ε + κ) ≤ 1; false without the condition.
 
     x: the share of diffusion in that sum; place: the sum itself. reach: a factor of D that the condition does not know.
@@ -334,10 +339,10 @@ def euler_diffusing(u, ln_eps, margin, place, ln_leak, x, *, reach=1.0, pull=1.0
     dt = share / (gamma / soft.sqrt() + leak)
 
     K = allowed_push(1.0, **system, values=values, network=network)
-    q = 1 - dt * diameter_margin(u, strength=gamma, growth=K - leak, eps=soft)
+    q = 1 - dt * diameter_margin(chi**0.5 * u, strength=gamma, growth=K - leak, eps=soft)
     S = -per_example(pull * gamma) * normalised(u, per_example(soft))
-    spatial = per_example(reach * diffusive / 2) * laplacian(u) / u.shape[-2] ** 2
-    after = u + spatial + per_example(dt) * (push(u, **system) - per_example(leak) * u + S)
+    spatial = per_example(reach * diffusive / 2) * laplacian(u, ends) / u.shape[-2] ** 2
+    after = u + spatial + per_example(dt) * (push(u, **system) - per_example(damping * leak) * u + S)
     return 1 + (diameter(after) / diameter(u) - q) / (dt * rate + diffusive)
 
 
@@ -502,9 +507,10 @@ CLOCK = dict.fromkeys(("ln_eps", "margin", "place", "ln_rise", "ln_leak", "ln_D"
 LEADERS = {"start": near_leaders(most_growth), "batch": 24, "steps": 40}
 DECAY = LEADERS | {
     "vary": SYSTEM | CLOCK,
-    "wrong": {"γ at its largest": {"largest": True}},
-    "shrink": ("pull", "values", "network", "eps"),
+    "wrong": {"γ at its largest": {"largest": True}, "−D": {"backward": True}},
+    "shrink": ("pull", "damping", "values", "network", "eps"),
 }
+DIAMETER = DECAY | {"shrink": (*DECAY["shrink"], "chi"), "batch": 16, "steps": 30}
 TOKENS = {
     "vary": SYSTEM | {"b": "1 d", "g": "1 d", "h": "1 d", "ln_root": "", "margin": "", "ln_leak": "", "place": ""},
     "sizes": [{"n": 3, "d": d, "1": 1} for d in (2, 4)],
@@ -512,11 +518,12 @@ TOKENS = {
     "shrink": ("R", "f0", "values", "network"),
     "batch": 24,
 }
-PAIRS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1))]
+PAIRS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 2))]
+CORNERS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1), (3, 2))]  # χ = ¼, ¼ and ⅓
 EULER = {
     "vary": SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": ""},
     "wrong": {"no overshoot": {"factor": without_overshoot}, "overshoot alone": {"factor": overshoot_alone}},
-    "shrink": ("pull", "values", "network", "eps"),
+    "shrink": ("pull", "damping", "values", "network", "eps"),
     "batch": 48,
 }
 
@@ -567,19 +574,23 @@ run = attack(
             shrink=("pull", "values", "network"),
             **LEADERS,
         ),
-        "diameter": Statement(
+        "diameter": Statement(decay, **DIAMETER, sizes=CORNERS, over={"of": ("diameter",), "causal": (False, True)}),
+        "diameter_periodic": Statement(
             decay,
-            **DECAY | {"batch": 16, "steps": 30},
-            sizes=PAIRS,
-            over={"of": ("diameter",), "causal": (False, True), "leaking": (False, True)},
+            **DIAMETER,
+            sizes=CORNERS[2:],
+            over={"of": ("diameter",), "ends": ("periodic",), "leaking": (False, True)},
         ),
         "diameter_contracting": Statement(
-            decay, **DECAY, sizes=PAIRS[:1], over={"of": ("diameter",), "contracting": (True,)}
+            decay,
+            **DIAMETER | {"batch": 24, "steps": 40},
+            sizes=CORNERS[::2],
+            over={"of": ("diameter",), "contracting": (True,)},
         ),
         "diameter_extinction": Statement(
             extinction,
             SYSTEM | {"margin": ""},
-            PAIRS,
+            CORNERS,
             over={"of": ("diameter",)},
             shrink=("pull", "values", "network", "chi"),
             **LEADERS | {"start": near_leaders(1 - 1e-6)},
@@ -611,18 +622,21 @@ run = attack(
         "euler": Statement(euler, **EULER, sizes=SHAPES, start=near_leaders(0.998)),
         "diameter_euler": Statement(
             euler,
-            **EULER,
-            sizes=PAIRS,
+            **EULER | {"shrink": (*EULER["shrink"], "chi")},
+            sizes=CORNERS,
             over={"of": ("diameter",), "causal": (False, True)},
             start=near_leaders(most_growth),
+            each=True,
         ),
         "diameter_euler_diffusing": Statement(
             euler_diffusing,
             SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": "", "x": ""},
-            PAIRS,
+            CORNERS,
+            over={"ends": ("reflecting", "periodic")},
             start=near_leaders(most_growth),
             wrong={"condition dropped": {"reach": 4.0}},
-            shrink=("pull", "values", "network"),
+            shrink=("pull", "damping", "values", "network", "chi"),
+            each=True,
             batch=48,
         ),
         "chatter": Statement(chatter, wrong={"Δtλ to 1.2": {"largest": 1.2}}, shrink=("top",)),

@@ -27,10 +27,17 @@ def most_growth(n: int) -> float:
     return (1 + 1 / math.sqrt(n / 2)) / 2
 
 
+def simplex(n: int) -> Tensor:
+    """n tokens of n − 1 features, all equally far from each other, of mean zero and length 1 together."""
+    corners = torch.eye(n, dtype=torch.float64) - 1 / n
+    return torch.linalg.svd(corners)[0][:, : n - 1] / math.sqrt(n - 1)
+
+
 def near_leaders(alone: Callable[[int], float] | float, slack: float = 0.02, sharp: float = 12.0):
     """A `start` that puts every other example near u = wᵀe with leading tokens, attended to sharply by the others.
 
-    The matrices are then positive multiples of the identity with a little noise, W so small that tanh is a line.
+    With n − 1 > 1 features it is the corners of a simplex instead, each attended to by itself: there σ² = χδ². The
+    matrices are positive multiples of the identity with a little noise, W so small that tanh is a line.
     """
 
     def start(seed: int, **drawn: Tensor) -> Start:
@@ -38,16 +45,21 @@ def near_leaders(alone: Callable[[int], float] | float, slack: float = 0.02, sha
         u, eye = drawn["u"], torch.eye(drawn["V"].shape[-1], dtype=torch.float64)
         n, sizes = u.shape[-2], per_example(size(u[::2]))
         share = alone(n) if callable(alone) else alone
-        w = leading(n, share)
-        gap = w.sort().values
-        least = (gap[-1] * 2 if n == 2 else gap[n // 2] * (gap[-1] - gap[-2])) or 1.0
         field = torch.zeros_like(u[::2])
-        field[..., 0] = w
+        if len(eye) == n - 1 > 1:
+            field[:], least = simplex(n), 1 / (n - 1)
+        else:
+            field[..., 0] = w = leading(n, share)
+            gap = w.sort().values
+            least = (gap[-1] * 2 if n == 2 else gap[n // 2] * (gap[-1] - gap[-2])) or 1.0
         u[::2] = sizes * (field + slack * share * u[::2] / sizes / n)
         drawn["A"][::2] = eye * sharp / (sizes**2 * least)
         for name, scale in (("V", 1.0), ("U", 1.0), ("W", 0.02 / sizes)):
             factor = per_example(norm2(drawn[name][::2])) if name != "W" else scale
             drawn[name][::2] = factor * eye
+        if "ln_eps" in drawn:  # ε is small beside σ² in half of them, and rules in the others
+            usual = 2 * size(u[::2]).log() + 0.5 * drawn["ln_eps"][::2]
+            drawn["ln_eps"][::2] = usual - over_and_over([3.0, 3.0, -1.5, -1.5], len(usual))
         if "ln_rise" in drawn:  # nearly no diffusion, and in half of them nearly constant γ
             drawn["ln_D"][::2] -= 8
             drawn["ln_rise"][::4] -= 8
