@@ -16,7 +16,7 @@ from pdebook.evidence.adversary import ROUNDING, ascend
 from pdebook.evidence.systems import one_step, push
 from pdelab import RK4, Diffusion, Diverged, Euler, Interaction, MasterEquation, Reaction, SpatialStabilization, solve
 from pdelab.field import token_mean
-from pdelab.formulas import averaging_growth, centred, centres, diameter, spread, variance_share
+from pdelab.formulas import averaging_growth, centred, centres, diameter, variance_share
 from pdelab.metrics.jacobian import lipschitz
 from pdelab.metrics.stability import growth_towards_mean, spread
 from pdelab.seeds import normal, stream
@@ -281,8 +281,8 @@ def test_leaders_attain_what_averages_may_do():
 
 def test_corners_of_a_simplex_attain_jungs_share_of_the_variance():
     for n in (3, 4):
-        u = starts.simplex(n)
-        assert u.sum(dim=0).abs().max() < 1e-12
+        u = starts.simplex(n).unsqueeze(0)
+        assert u.sum(dim=1).abs().max() < 1e-12
         assert u.square().sum().item() == pytest.approx(1, rel=1e-12)
         share = variance_share(n, n - 1) * diameter(u) ** 2
         assert spread(u).item() ** 2 == pytest.approx(share.item(), rel=1e-12)

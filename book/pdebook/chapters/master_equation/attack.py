@@ -122,10 +122,10 @@ def sum_meets_sweep(seed, *, attempts=6, layers=8, **start) -> Tensor:
 
 
 def uneven_gains(seed, *, largest, more=0, changing=False, across=False, attempts=6, layers=32) -> Tensor:
-    """u_i^L − s_iv falls at least by half from L to 4L layers u ↦ LN(u + F/L), the largest gain at most twice, q·u₀ ≠ 0.
+    """u_i^L − s_iv falls at least by half from L to 4L layers u ↦ LN(u + F/L) if the largest gain stands at most twice.
 
-    largest: how many gains are the largest; from three on, as with two more, there is no gap. changing: gains in
-    another order in each layer. across: q·u_i(0) = 0.
+    q·u_i(0) ≠ 0; across: it is 0. largest: how many gains are the largest; from three on, as with two more, there is
+    no gap. changing: gains in another order in each layer.
     """
     ratios = []
     for number in range(attempts):
