@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from numbers import Real
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 CURVES = ("spread", "fidelity", "energy")
 MORE = ("diameter", "longest", "mean", "cosine", "groups")
-PARTS = ("stage", "curves", *CURVES, *MORE, "heat", "density")
+PARTS = ("stage", "curves", *CURVES, *MORE, "heat", "density", "map", "response")
 PAGE = "playground.ipynb"  # the build makes .html of it
 FILE = "play.js"  # the script's own file, beside the built pages
 
@@ -30,6 +30,10 @@ def play(
     moved: Mapping[int, Sequence[float]] | None = None,
     run: bool = False,
     words: str = "",
+    cases: Mapping[str, Mapping[str, float | str]] | None = None,
+    what: str = "layers",
+    layer: int | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     **settings: float | str,
 ) -> "Play":
     """The playground with these settings, play(beta=6, norm="none"); settings.json lists them all.
@@ -37,17 +41,38 @@ def play(
     quest: begin with this quest, by its id: its settings, its words, and a mark once it is reached.
     show: what stands beside the tokens: curves over the layers, "curves" for the first three of "spread", "fidelity",
         "energy", "diameter", "longest", "mean", "cosine", "groups"; "heat", the state of every token; "density", what
-        the equation of the crowd predicts for a ring. Without it everything, as on the playground's own page.
+        the equation of the crowd predicts for a ring; "map", each mark a run; "response", who notices a poke. Without
+        it everything, as on the playground's own page.
     controls: the settings that get a slider or a menu; without it those of `level`, 1 basic, 2 terms, 3 all, which the
         reader can raise.
     moved: where tokens start that do not start where the settings put them: {token: (x, y)}.
     run: whether the tokens set out by themselves, once, when they come into sight.
     words: a sentence for readers without JavaScript.
+    cases: settings under names, for a menu that is called `what`; it begins with the first, and the curves of the
+        others stand beside its own: cases={"with −u": {"leak": 1}, "with a skip": {"leak": 0}}.
+    layer: the layer that is shown first; without it the last.
+    ranges: the two settings of the map and how far they reach: ranges={"gamma": (0.2, 3), "size": (0.2, 2)}.
 
     >>> play(beta=6, controls=["beta"])
     Playground: sharpness β 6. Run this cell in a notebook, or open the playground at #beta=6.
     """
-    return Play(quest, show=show, controls=controls, level=level, moved=moved, run=run, words=words, settings=settings)
+    first = next(iter(cases.values()), {}) if cases else {}
+    made = Play(
+        quest, show=show, controls=controls, level=level, moved=moved, run=run, words=words, settings=settings | first
+    )
+    made._given["layer"] = None if layer is None else int(layer)
+    return made.compare(settings, cases, what, ranges) if cases or ranges else made
+
+
+def at(address: str) -> "Play":
+    """The playground in the state that an address has behind its #.
+
+    >>> at("beta=6&norm=none").settings
+    {'beta': 6, 'norm': 'none'}
+    """
+    known = _settings()
+    given = dict(parse_qsl(address, strict_parsing=True))
+    return play(**{name: value if "choices" in known.get(name, ()) else float(value) for name, value in given.items()})
 
 
 class Play:
@@ -73,8 +98,20 @@ class Play:
             "controls": None if controls is None else _names("controls", controls, known),
             "level": level,
             "run": bool(run),
+            "layer": None,
         }
         self._words = words or "Tokens that move from layer to layer. They need JavaScript to run."
+
+    def compare(self, settings, cases, what, ranges) -> "Play":
+        """The same with a menu of cases or the ranges of a map."""
+        for case in (cases or {}).values():
+            for name, value in case.items():
+                _value(name, value)
+        if ranges is not None and len(_names("ranges", ranges, _settings())) != 2:
+            raise ValueError(f"ranges needs two settings, each with its least and largest value; not {ranges!r}")
+        self._given |= {"cases": cases, "what": what, "ranges": ranges}
+        self._given["settings"] = settings
+        return self
 
     @property
     def address(self) -> str:
@@ -111,7 +148,7 @@ def script() -> str:
     """Everything that a page needs, in one classic script; comments and indents stay behind."""
     data = {"settings": _settings(), "questList": list(_quests().values()), "css": _lean(_read("play.css"))}
     given = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = [name for name in ("engine.js", "quests.js", "stage.js") if _there(name)]
+    parts = [name for name in ("engine.js", "quests.js", "views.js", "stage.js") if _there(name)]
     code = "\n".join(_lean(_read(name)) for name in parts)
     return (
         "if (!globalThis.pdelab?.stage) {\n"

@@ -99,11 +99,19 @@
 
   const ACTIVATIONS = { relu: (x) => (x > 0 ? x : 0), tanh: Math.tanh };
 
+  const NEAR = 3; // tokens to a side that count as neighbours
+
+  /** Of the tokens on a ring, those that token i sees: its neighbours, or the neighbours behind it; no entry: all. */
+  const AMONG = {
+    near: (i, j, N) => (j - i + N) % N <= NEAR || (i - j + N) % N <= NEAR,
+    behind: (i, j, N) => (i - j + N) % N <= NEAR,
+  };
+
   /** Attention, A[u]_i = W_O Σ_j p_ij W_V u_j with p_i = softmax_j(⟨W_Q u_i, W_K u_j⟩/√d_h): `pdelab.Interaction`.
 
       qkv: {W, b} with the rows of W_Q, W_K and W_V, as in torch; out: {W, b} is W_O. Each head has its d/heads
       features. `maps`, if given, is filled with the weights p: heads × N × N. */
-  const interaction = ({ N, d, heads = 1, causal = false, qkv, out: join }) => {
+  const interaction = ({ N, d, heads = 1, causal = false, among = null, qkv, out: join }) => {
     const width = d / heads;
     const x = new Float64Array(3 * d * N); // feature after feature, each of all tokens: the loops over tokens run straight
     const mixed = new Float64Array(N * d);
@@ -114,7 +122,7 @@
       for (let h = 0; h < heads; h++) {
         for (let i = 0; i < N; i++) {
           const seen = causal ? i + 1 : N;
-          looks(x, N, d, h * width, width, i, seen, p);
+          looks(x, N, d, h * width, width, i, seen, among, p);
           reads(x, N, 2 * d + h * width, width, seen, p, mixed, i * d + h * width);
           if (maps) for (let j = 0; j < N; j++) maps[(h * N + i) * N + j] = j < seen ? p[j] : 0;
         }
@@ -135,12 +143,13 @@
   };
 
   /** p_j of token i, for the first `seen` tokens: its head's queries are the `width` rows of x from `first`, keys d later. */
-  const looks = (x, N, d, first, width, i, seen, p) => {
+  const looks = (x, N, d, first, width, i, seen, among, p) => {
     p.fill(0);
     for (let row = first; row < first + width; row++) {
       const query = x[row * N + i] / Math.sqrt(width);
       for (let j = 0, key = (row + d) * N; j < seen; j++) p[j] += query * x[key + j];
     }
+    if (among) for (let j = 0; j < seen; j++) if (!among(i, j, N)) p[j] = -Infinity;
     let top = -Infinity;
     for (let j = 0; j < seen; j++) if (p[j] > top) top = p[j];
     if (top === -Infinity && !p.some(Number.isNaN)) return void p.fill(0); // too far below 0 for a number: as in torch
@@ -307,7 +316,7 @@
       list.push(term);
       if (o.norm === "post" || o.norm === "circle") list.push(normRate({ N, d, strength: 1 / o.dt, norm }));
     };
-    if (o.v) add(branch(interaction({ N, d, causal: o.causal === "yes", ...w })));
+    if (o.v) add(branch(interaction({ N, d, causal: o.causal === "yes", among: AMONG[o.causal], ...w })));
     if (o.r) add(branch(reaction({ N, d, ...w, activation: o.kind === "tanh" ? "tanh" : "relu" })));
     if (o.D) list.push(diffusion({ N, d, coefficient: o.D / 1000, ends: o.ends }));
     if (o.gamma) list.push(stabilization({ N, d, gamma: o.gamma, eps: o.eps }));
@@ -412,7 +421,7 @@
     const { N, d } = o;
     const maps = new Float64Array(N * N);
     const read = o.norm === "pre" ? layerNorm(u, N, d, normOf(o)) : u;
-    interaction({ N, d, causal: o.causal === "yes", ...weights(o, layer) })(read, new Float64Array(N * d), maps);
+    interaction({ N, d, causal: o.causal === "yes", among: AMONG[o.causal], ...weights(o, layer) })(read, new Float64Array(N * d), maps);
     return maps;
   };
 
@@ -757,7 +766,7 @@
       It is the flow on the circle: layers with short steps follow it. */
   const crowd = (o, M = 120) => {
     const ring = o.start === "ring" && o.size === 1 && !o.poke && o.d === 2;
-    if (!ring || !onCircle(o) || o.causal === "yes") return null;
+    if (!ring || !onCircle(o) || o.causal !== "no") return null;
     const waves = ripple(o);
     const edges = Array.from({ length: M + 1 }, (_, i) => share(waves, (2 * Math.PI * i) / M).below);
     const rho0 = Float64Array.from({ length: M }, (_, i) => ((edges[i + 1] - edges[i]) * M) / (2 * Math.PI));
@@ -808,7 +817,7 @@
 
   /** Attention alone: how fast the largest distance may shrink, with −u, or must not, with a skip. */
   const collapse = (o, { diameter: apart0 }) => {
-    if (!isEuler(o) || !only(o, "A") || o.matrices !== "identity" || o.causal === "yes") return [];
+    if (!isEuler(o) || !only(o, "A") || o.matrices !== "identity" || o.causal !== "no") return [];
     const v = Math.abs(o.v);
     const share = (apart) => v * Math.tanh((o.beta * apart ** 2) / 4);
     if (o.leak > 0 && o.leak * o.dt <= 1 && share(apart0) < o.leak) {
@@ -957,7 +966,7 @@
 
   /** Tokens of length 1 with equal angles between all pairs turn towards each other along one curve. */
   const meeting = (o, first, u0) => {
-    if (!onCircle(o) || Math.abs(o.v) !== 1 || o.causal === "yes" || !isSimplex(o, u0, first.cosine)) return [];
+    if (!onCircle(o) || Math.abs(o.v) !== 1 || o.causal !== "no" || !isSimplex(o, u0, first.cosine)) return [];
     const others = o.N - 1;
     const rate = (xi) => {
       const weight = Math.exp(o.beta * (xi - 1));
@@ -1006,7 +1015,7 @@
 
   /** A nearly even ring: the ripple that grows fastest. */
   const ripples = (o) => {
-    if (!onCircle(o) || o.start !== "ring" || o.beta === 0 || o.v <= 0 || o.causal === "yes") return [];
+    if (!onCircle(o) || o.start !== "ring" || o.beta === 0 || o.v <= 0 || o.causal !== "no") return [];
     let best = 1;
     for (let k = 2; k <= 40; k++) if (rippleRate(o.beta, o.v, k) > rippleRate(o.beta, o.v, best)) best = k;
     const words = `Of all ripples on the even ring the one with ${best} crests grows fastest; chance may favour a neighbour.`;
@@ -1053,6 +1062,6 @@
   pdelab.engine = {
     complete, address, fromAddress, start, run, steps, undo, attention, measure, status, outcome, theory, density, crowd,
     weights, only, apart, speed, jumps,
-    linear, layerNorm, attend, feedForward, random, normals,
+    linear, layerNorm, attend, feedForward, random, normals, NEAR,
   };
 })();

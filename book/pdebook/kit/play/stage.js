@@ -2,7 +2,7 @@
 // Every word is set as text, never as markup: an address or a quest cannot bring code along.
 (() => {
   "use strict";
-  const { engine, quests, settings, questList, css } = globalThis.pdelab;
+  const { engine, quests, settings, views, questList, css } = globalThis.pdelab;
 
   const GROUPS = {
     A: "Attention", R: "Feed-forward", D: "Diffusion", S: "Stabilisation", layers: "Layers", start: "Start",
@@ -134,6 +134,7 @@
       this.armed = new Set(); // quests that were seen unreached: opening a solution is not solving
       this.chosen = 0;
       this.compared = this.full;
+      this.views = [];
       this.judgeSoon = later(() => { this.judge(); this.follow(); }, 150);
       this.writeSoon = later(() => this.writeAddress(), 250);
       this.build();
@@ -155,7 +156,7 @@
       const bare = words.replace(/&?quest=[^&]*/, "");
       if (bare) Object.assign(this, engine.fromAddress(bare));
       else if (quest) Object.assign(this, { o: engine.complete(quest.start), moved: {} });
-      else Object.assign(this, { o: engine.complete(this.given.settings), moved: this.given.moved || {} });
+      else Object.assign(this, { o: this.first(), moved: this.given.moved || {} });
       this.quest = quest;
       this.armed.clear();
       this.before = null;
@@ -165,8 +166,16 @@
       this.fillControls();
       this.showQuest();
       this.stop();
-      this.toEnd = true;
+      this.at = bare || quest ? null : this.given.layer;
+      this.toEnd = this.at === null;
       this.compute();
+    }
+
+    // The settings of the cell, with the first of its cases.
+    first() {
+      if (!this.menu) return engine.complete(this.given.settings);
+      this.menu.selectedIndex = 0;
+      return engine.complete({ ...this.given.settings, ...this.given.cases[this.menu.value] });
     }
 
     // Controls that are off their default must be in sight: a link may need a higher level.
@@ -178,10 +187,16 @@
     }
 
     change(key, value) {
-      this.compare(key);
-      this.o = engine.complete({ ...this.o, [key]: value });
+      this.set({ [key]: value });
+    }
+
+    // Several settings at once: a case of a chapter, a mark of its map.
+    set(values) {
+      const keys = Object.keys(values);
+      this.compare(keys.join());
+      this.o = engine.complete({ ...this.o, ...values });
       this.chosen = Math.min(this.chosen, this.o.N - 1);
-      if (key === "d" || key === "N") this.moved = {};
+      if (keys.includes("d") || keys.includes("N")) this.moved = {};
       this.fillControls();
       this.compute();
     }
@@ -230,6 +245,8 @@
       this.measured = engine.measure(o, run);
       this.theory = engine.theory(o, u0, run);
       this.crowd = null;
+      this.runOthers();
+      for (const view of this.views) view.update();
       if (!this.held) this.frame();
       this.say();
       this.showTheory();
@@ -270,7 +287,7 @@
       this.setPlaying(false);
       this.listen(canvas);
       const bar = make("div", { className: "play-bar" }, this.button, this.slider, this.where);
-      const parts = [this.task, canvas, this.caption, bar, this.status];
+      const parts = [this.task, this.show.has("response") ? this.view("response") : canvas, this.caption, bar, this.status];
       return make("section", { className: "play-left", ariaLabel: "tokens" }, ...parts);
     }
 
@@ -287,6 +304,7 @@
         this.scrub(canvas, ({ x }) => Math.round(((x - 44) / (canvas.clientWidth - 52)) * this.now.L));
         return { name, box, canvas, links, head };
       });
+      if (this.show.has("map")) section.append(this.view("map"));
       if (this.show.has("heat")) {
         this.heat = make("canvas", { className: "play-heat", role: "img" });
         this.heatHead = make("p", { className: "play-head" });
@@ -294,6 +312,13 @@
         this.scrub(this.heat, ({ y }) => Math.round((y / this.heat.clientHeight) * (this.last + 1) - 0.5));
       }
       return section;
+    }
+
+    // A picture of views.js.
+    view(name) {
+      const view = views[name](this, { make, pen, clamp });
+      this.views.push(view);
+      return view.element;
     }
 
     // A press on a picture over the layers shows the layer under it.
@@ -309,6 +334,7 @@
     buildSettings() {
       const section = make("section", { className: "play-settings", ariaLabel: "settings" });
       if (!this.given.controls) section.append(this.buildLevels());
+      if (this.given.cases) section.append(this.buildCases());
       this.controls = {};
       const keys = this.given.controls || Object.keys(settings);
       for (const [group, title] of Object.entries(GROUPS)) {
@@ -342,6 +368,32 @@
         return radio;
       });
       return box;
+    }
+
+    // A menu of what a chapter compares; the curves of the others stay as pale lines.
+    buildCases() {
+      const { cases, controls } = this.given;
+      const options = Object.keys(cases).map((name) => make("option", { textContent: name }));
+      this.menu = make("select", { autocomplete: "off" }, ...options);
+      this.menu.addEventListener("input", () => this.set(this.case(this.menu.value)));
+      this.kept = controls || [];
+      return make("label", { className: "play-row" }, make("span", { textContent: this.given.what }), this.menu);
+    }
+
+    // The settings of a case; what has a control of its own stays as the reader set it.
+    case(name) {
+      const mine = Object.fromEntries(this.kept.map((key) => [key, this.o[key]]));
+      return { ...engine.complete(this.given.settings), ...mine, ...this.given.cases[name] };
+    }
+
+    // The other cases from the same start, for their pale curves.
+    runOthers() {
+      if (!this.menu || !this.charts.length) return;
+      const names = Object.keys(this.given.cases).filter((name) => name !== this.menu.value);
+      this.others = names.map((name) => {
+        const o = engine.complete(this.case(name));
+        return { name, measured: engine.measure(o, engine.run(o, engine.start(o, this.moved))) };
+      });
     }
 
     buildControl(key) {
@@ -750,12 +802,13 @@
     }
 
     drawNow() {
-      if (!this.run || !this.canvas.clientWidth) return;
+      if (!this.run || !this.root.clientWidth) return;
       const style = getComputedStyle(this.root);
       const colour = (name) => style.getPropertyValue(`--play-${name}`).trim();
       this.colour = Object.fromEntries(["fg", "soft", "line", "bg", "hit", "light"].map((name) => [name, colour(name)]));
       this.drawStage();
       for (const chart of this.charts) this.drawChart(chart);
+      for (const view of this.views) view.draw(this.colour);
       if (this.heat) this.drawHeat();
       const layer = Math.floor(this.at);
       this.slider.max = this.last;
@@ -769,6 +822,7 @@
     }
 
     drawStage() {
+      if (!this.canvas.clientWidth) return; // another picture stands in its place
       const { c, w, h } = pen(this.canvas);
       const { N, d } = this.now;
       const u = this.stateAt(this.at);
@@ -794,6 +848,7 @@
         c.stroke();
       }
       if (eye !== null) this.drawStart(c, eye);
+      if (this.leads()) this.drawStart(c, 0, u, 10);
       this.drawMean(c, u);
       this.caption.textContent = this.captionWords(eye, beyond, d);
     }
@@ -802,6 +857,7 @@
       const what = this.plane.line ? "Token across, first feature up, " : d > 2 ? `The plane of largest variance (PCA) of ${d} features, ` : "";
       const words = [`${what}±${short(this.reach)}`, this.plane.line ? "the line is the mean" : "+ is the mean"];
       if (this.crowd) words.push("dashes are the density that the PDE predicts");
+      if (this.leads()) words.push("the ring is around the first token");
       if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
       if (eye !== null) {
         const place = [...this.begun().slice(eye * d, eye * d + 2)].map(short).join(", ");
@@ -862,10 +918,15 @@
       c.globalAlpha = 1;
     }
 
-    drawStart(c, i) {
-      const [x, y] = this.toScreen(this.project(this.begun(), i));
+    // Behind a causal mask the first token sees itself alone: it gets a ring.
+    leads() {
+      return this.now.causal === "yes" && this.now.v !== 0;
+    }
+
+    drawStart(c, i, u = this.begun(), radius = 6) {
+      const [x, y] = this.toScreen(this.project(u, i));
       c.beginPath();
-      c.arc(x, y, 6, 0, 7);
+      c.arc(x, y, radius, 0, 7);
       c.strokeStyle = this.colour.fg;
       c.lineWidth = 1.5;
       c.stroke();
@@ -923,11 +984,14 @@
       const { c, w, h } = pen(canvas);
       if (!w) return;
       const values = this.measured.map((one) => one[name]);
-      const ghost = this.compared && this.before ? this.before.map((one) => one[name]) : [];
+      const before = this.compared && this.before ? [{ name: "", measured: this.before }] : [];
+      const pale = [...before, ...(this.others || [])].map((one) => ({ name: one.name, points: one.measured.map((m) => m[name]) }));
       const theory = this.theory.filter((one) => one.curve === name).map((one) => one.values);
       const lines = theory.map((one) => (typeof one === "number" ? values.map(() => one) : one));
-      const scale = this.scale(CURVES[name], [values, ...lines], ghost);
-      head.lastChild.textContent = ` ${CURVES[name].words}${scale.log ? "; logarithmic" : ""}`;
+      const scale = this.scale(CURVES[name], [values, ...lines], pale.flatMap((one) => one.points));
+      const layer = Math.floor(this.at);
+      head.firstChild.textContent = `${CURVES[name].title} ${short(values[layer])}`;
+      head.lastChild.textContent = ` in layer ${layer}; ${CURVES[name].words}${scale.log ? "; logarithmic" : ""}`;
       const [left, right, top, bottom] = [44, w - 8, 8, h - 18];
       const across = (l) => left + (l / Math.max(1, this.now.L)) * (right - left);
       const up = (x) => bottom - clamp(scale.share(x), -0.05, 1.05) * (bottom - top);
@@ -950,12 +1014,9 @@
       c.beginPath();
       c.rect(left, top - 4, right - left + 6, bottom - top + 8);
       c.clip();
-      c.globalAlpha = 0.55;
-      line(ghost, this.colour.soft, 1.5);
-      c.globalAlpha = 1;
+      pale.forEach((one, k) => this.drawPale(c, one, 0.8 - 0.4 * (k % 3), { line, across, up, top }));
       line(values, this.colour.hit, 2);
       for (const points of lines) line(points, this.colour.fg, 1.5, [5, 4]);
-      const layer = Math.floor(this.at);
       if (Number.isFinite(values[layer])) {
         c.fillStyle = this.colour.hit;
         c.beginPath();
@@ -963,6 +1024,16 @@
         c.fill();
       }
       c.restore();
+    }
+
+    // The run before, or another case with its name beside its curve.
+    drawPale(c, { name, points }, share, { line, across, up, top }) {
+      c.globalAlpha = 0.55;
+      line(points, this.colour.soft, 1.5);
+      c.globalAlpha = 1;
+      const at = Math.floor(share * points.length);
+      c.fillStyle = this.colour.soft;
+      c.fillText(name, across(at), Math.max(top + 14, up(points[at]) - 5));
     }
 
     // Linear; logarithmic where the values span more than three powers of ten.
