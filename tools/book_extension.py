@@ -34,6 +34,11 @@ NAME_FOLDS = (
     'addEventListener("load", () => document.querySelectorAll(".admonition-title > button.toggle-button")'
     '.forEach((button) => button.setAttribute("aria-label", button.parentNode.textContent.trim())));'
 )
+# the theme's spy of the scroll reads every link of the page, and stops at one that holds a state of the playground
+SPY_ON_CONTENTS = (
+    'addEventListener("DOMContentLoaded", () => { const { dataset } = document.body;'
+    ' if (document.querySelector(".page-toc")) dataset.bsTarget = ".page-toc"; else delete dataset.bsSpy; });'
+)
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
@@ -66,6 +71,9 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
         notebook.cells.append(nbformat.v4.new_markdown_cell(text))
     if app.config.book_solutions == LEFT_OUT:
         notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
+    up = "../" * (docname.count("/") - 1)  # from the page to the chapters
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "markdown"):
+        cell.source = cell.source.replace('<a href="playground.ipynb', f'<a href="{up}playground.html')
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         if what := next((tag for tag in FOLDED if tagged(cell, tag)), None):
             cell.metadata.tags.append("hide-cell")
@@ -75,7 +83,6 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             cell.metadata.setdefault("tags", []).append("hide-input")
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
-                up = "../" * (docname.count("/") - 1)  # from the page to the chapters
                 linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")), up)
                 linked = play.without_script(linked, f"../{up}_static/{play.FILE}")
                 output["data"]["text/html"] = link_sources(
@@ -199,7 +206,7 @@ def setup(app) -> dict:
     own_code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py")))
     app.add_config_value("book_code", hashlib.sha256(own_code.encode()).hexdigest(), "env")
     app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
-    app.add_js_file(None, body=NAME_FOLDS)
+    app.add_js_file(None, body=NAME_FOLDS + SPY_ON_CONTENTS)
     app.connect("config-inited", configure, priority=100)
     app.connect("env-get-outdated", lambda *_: [REFERENCE])
     app.connect("source-read", prepare_notebook)
