@@ -148,8 +148,7 @@ def script() -> str:
     """Everything that a page needs, in one classic script; comments and indents stay behind."""
     data = {"settings": _settings(), "questList": list(_quests().values()), "css": _lean(_read("play.css"))}
     given = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = [name for name in ("engine.js", "quests.js", "views.js", "stage.js") if _there(name)]
-    code = "\n".join(_lean(_read(name)) for name in parts)
+    code = "\n".join(_lean(_read(name)) for name in ("engine.js", "quests.js", "views.js", "stage.js"))
     return (
         "if (!globalThis.pdelab?.stage) {\n"
         f"globalThis.pdelab = Object.assign(globalThis.pdelab || {{}}, {given});\n{code}}}\npdelab.stage.mount();\n"
@@ -169,10 +168,6 @@ def _lean(code: str) -> str:
     return "".join(f"{line}\n" for line in lines if line and not line.startswith("//"))
 
 
-def _there(name: str) -> bool:
-    return files("pdebook.kit.play").joinpath(name).is_file()
-
-
 def _read(name: str) -> str:
     return files("pdebook.kit.play").joinpath(name).read_text(encoding="utf-8")
 
@@ -184,7 +179,7 @@ def _settings() -> dict[str, dict]:
 
 @cache
 def _quests() -> dict[str, dict]:
-    return {quest["id"]: quest for quest in json.loads(_read("quests.json") if _there("quests.json") else "[]")}
+    return {quest["id"]: quest for quest in json.loads(_read("quests.json"))}
 
 
 def _names(argument: str, given: Iterable[str], known: Iterable[str]) -> list[str]:

@@ -130,6 +130,8 @@
       this.link = root.querySelector("a.play-open");
       this.ownPage = this.full && /(^|\/)playground\.html$/.test(location.pathname);
       this.level = this.given.level;
+      const goal = questList.find((one) => one.id === this.given.quest);
+      if (goal && !this.full) this.given.controls ??= this.needed(goal);
       this.done = memory.read();
       this.armed = new Set(); // quests that were seen unreached: opening a solution is not solving
       this.chosen = 0;
@@ -178,11 +180,17 @@
       return engine.complete({ ...this.given.settings, ...this.given.cases[this.menu.value] });
     }
 
+    // What a quest begins with and what its solution changes: in a chapter no other control is in the way.
+    needed({ start, solution }) {
+      return Object.keys(settings).filter((key) => key in start || key in (solution.settings || {}));
+    }
+
     // Controls that are off their default must be in sight: a link may need a higher level.
     fitLevel() {
       if (this.given.controls) return;
       for (const [key, setting] of Object.entries(settings)) {
-        if (this.o[key] !== setting.default) this.level = Math.max(this.level, setting.level);
+        const wanted = this.o[key] !== setting.default || (this.quest && this.needed(this.quest).includes(key));
+        if (wanted) this.level = Math.max(this.level, setting.level);
       }
     }
 
@@ -450,10 +458,11 @@
       const list = make("ol", { className: "play-quests" });
       this.items = Object.fromEntries(questList.map((quest) => {
         const start = make("button", { type: "button", textContent: "Start here", onclick: () => this.startQuest(quest) });
-        start.setAttribute("aria-label", `start the quest: ${quest.words}`);
+        start.setAttribute("aria-label", `Start here: ${quest.title}`);
         const mark = make("b", { className: "play-mark" });
         const foot = make("p", { className: "play-foot" }, start, this.statement(quest), mark);
-        const item = make("li", {}, make("p", { textContent: quest.words }), foot);
+        const title = make("b", { textContent: quest.title });
+        const item = make("li", {}, make("p", {}, title, make("br"), quest.words), foot);
         list.append(item);
         return [quest.id, { item, mark }];
       }));
@@ -463,10 +472,12 @@
     }
 
     // A link to a statement of the book: page and anchor as the build names them.
-    statement({ page, statement, words }, text) {
+    statement({ page, statement, title }, text) {
       const [base, end] = this.link.href.split(/playground(?=\.(?:html|ipynb))/);
       const href = `${base}${page}${end.replace(/#.*/, "")}${statement ? `#${statement}` : ""}`;
-      return make("a", { href, textContent: text || "the statement" });
+      const link = make("a", { href, textContent: text || "What is behind it" });
+      if (!text) link.setAttribute("aria-label", `What is behind it: ${title}`);
+      return link;
     }
 
     startQuest(quest) {
@@ -480,7 +491,7 @@
       task.hidden = !quest;
       if (quest) {
         const mark = make("b", { className: "play-mark" });
-        task.replaceChildren(make("b", { textContent: "Quest. " }), quest.words, " ", this.statement(quest), " ", mark);
+        task.replaceChildren(make("b", { textContent: `${quest.title}. ` }), quest.words, " ", this.statement(quest), " ", mark);
         this.taskMark = mark;
       }
       this.markQuests();
@@ -501,7 +512,7 @@
     reach(quest) {
       this.done = memory.read().add(quest.id);
       memory.write(this.done);
-      this.news = `Quest reached: ${quest.words} `;
+      this.news = `Quest reached: ${quest.title}. `;
       this.say();
     }
 
@@ -968,16 +979,14 @@
         c.strokeRect(-1, y, this.canvas.clientWidth + 2, 0);
         return;
       }
-      for (const [width, ink] of [[5, this.colour.bg], [2, this.colour.fg]]) {
-        c.strokeStyle = ink;
-        c.lineWidth = width;
-        c.beginPath();
-        c.moveTo(x - 7, y);
-        c.lineTo(x + 7, y);
-        c.moveTo(x, y - 7);
-        c.lineTo(x, y + 7);
-        c.stroke();
-      }
+      c.strokeStyle = this.colour.fg;
+      c.lineWidth = 2;
+      c.beginPath();
+      c.moveTo(x - 9, y);
+      c.lineTo(x + 9, y);
+      c.moveTo(x, y - 9);
+      c.lineTo(x, y + 9);
+      c.stroke();
     }
 
     drawChart({ name, canvas, head }) {
