@@ -128,6 +128,7 @@
       this.show = new Set(this.given.show);
       this.full = this.given.full;
       this.link = root.querySelector("a.play-open");
+      this.inBook = /\.html(#|$)/.test(this.link.getAttribute("href")); // and not in a notebook
       this.ownPage = this.full && /(^|\/)playground\.html$/.test(location.pathname);
       this.level = this.given.level;
       const goal = questList.find((one) => one.id === this.given.quest);
@@ -277,6 +278,9 @@
       if (this.full) parts.push(this.buildQuests());
       if (this.full) parts.splice(1, 0, this.buildTabs());
       root.prepend(make("div", { className: "play-body" }, ...parts));
+      for (const one of root.querySelectorAll("canvas, input, select")) {
+        one.dataset.lmSuppressShortcuts = ""; // JupyterLab would take its arrow keys
+      }
     }
 
     buildStage() {
@@ -360,7 +364,7 @@
         box.addEventListener("input", () => { this.compared = box.checked; this.draw(); });
         bar.append(this.copy, make("label", { className: "play-check" }, box, "compare with the run before"));
       }
-      if (!this.ownPage) bar.append(this.link);
+      if (this.inBook && !this.ownPage) bar.append(this.link);
       this.address = make("p", { className: "play-address" });
       section.append(bar, this.address);
       return section;
@@ -471,10 +475,11 @@
       return make("section", { className: "play-questbox", ariaLabel: "quests" }, head, list);
     }
 
-    // A link to a statement of the book: page and anchor as the build names them.
+    // A link to a statement of the book, page and anchor as the build names them; in a notebook the words alone.
     statement({ page, statement, title }, text) {
-      const [base, end] = this.link.href.split(/playground(?=\.(?:html|ipynb))/);
-      const href = `${base}${page}${end.replace(/#.*/, "")}${statement ? `#${statement}` : ""}`;
+      if (!this.inBook) return make("span", { textContent: text || "" });
+      const [base, end] = this.link.href.split(/playground(?=\.html)/);
+      const href = `${base}${page}${end.replace(/#.*/, "")}#${statement}`;
       const link = make("a", { href, textContent: text || "What is behind it" });
       if (!text) link.setAttribute("aria-label", `What is behind it: ${title}`);
       return link;
@@ -570,15 +575,16 @@
       return [words, this.quest ? `quest=${this.quest.id}` : ""].filter(Boolean).join("&");
     }
 
+    // The address of this state; in a notebook, what stands behind the # of it.
     href() {
-      const page = this.ownPage ? location.href : this.link.href;
+      const page = this.ownPage ? location.href : this.inBook ? this.link.href : "playground.html";
       return `${page.replace(/#.*/, "")}#${this.state()}`;
     }
 
     writeAddress() {
       this.address.textContent = this.href();
       if (!this.ownPage) {
-        this.link.href = this.href();
+        if (this.inBook) this.link.href = this.href();
         return;
       }
       this.written = this.state() ? `#${this.state()}` : "";
