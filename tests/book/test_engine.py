@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 from collections import Counter
 from importlib.resources import files
@@ -52,7 +53,8 @@ RUNS = {
     **{f"fresh weights, {scheme}": {"fresh": "yes", "scheme": scheme, "kind": "relu"} for scheme in SCHEMES},
     **{f"leak {leak}": {"leak": leak, "scheme": "euler"} for leak in (0.35, 1)},
     **{f"leak {leak} before a norm": {"leak": leak, "norm": "pre", "kind": "relu"} for leak in (0.35, 1)},
-    **{f"causal, {matrices}": {"causal": "yes", "matrices": matrices} for matrices in SETTINGS["matrices"]["choices"]},
+    **{f"sees {who}": {"causal": who} for who in SETTINGS["causal"]["choices"]},
+    "multiples of the identity, causal": {"causal": "yes", "matrices": "identity"},
     "attention alone": {"matrices": "identity", "r": 0, "D": 0, "gamma": 0, "leak": 1, "dt": 1},
     "attention that parts tokens": {
         "matrices": "identity",
@@ -128,6 +130,19 @@ def played(js, settings, **more):
     return found
 
 
+class Window(Interaction):
+    """Attention on a ring that sees `behind` tokens behind itself and `ahead` before."""
+
+    def __init__(self, width, behind, ahead, **options):
+        super().__init__(width, **options)
+        self.behind, self.ahead = behind, ahead
+
+    def _allowed(self, u, mask):
+        n = u.shape[1]
+        away = (torch.arange(n) - torch.arange(n).unsqueeze(1)).remainder(n)  # of j from i, ahead
+        return ((away <= self.ahead) | (away >= n - self.behind))[None, None]
+
+
 def equation(o, w):
     """The layer that the settings name, of pdelab's own terms, with the engine's weights."""
     d, hidden, leaks = o["d"], w["hidden"], o["leak"] == 1 and o["norm"] != "pre"
@@ -135,7 +150,11 @@ def equation(o, w):
     def shaped(values, *shape):
         return torch.tensor(values, dtype=torch.float64).view(shape)
 
-    attention = Interaction(d, leak=leaks, causal=o["causal"] == "yes", bias=False)
+    windows = {"near": (3, 3), "behind": (3, 0)}
+    if o["causal"] in windows:
+        attention = Window(d, *windows[o["causal"]], leak=leaks, bias=False)
+    else:
+        attention = Interaction(d, leak=leaks, causal=o["causal"] == "yes", bias=False)
     network = Reaction(d, hidden, activation="tanh" if o["kind"] == "tanh" else "relu", leak=leaks, bias=False)
     attention.load_state_dict(
         {"qkv.weight": shaped(w["qkv"], 3 * d, d), "out.weight": shaped(w["out"], d, d)}, assign=True
@@ -223,7 +242,7 @@ def test_the_runs_above_use_every_word_of_every_setting():
 
 
 def test_attention_maps_are_those_of_pdelab(js):
-    for change in ({}, {"causal": "yes"}, {"norm": "pre"}):
+    for change in ({}, {"causal": "yes"}, {"causal": "behind"}, {"norm": "pre"}):
         found = played(js, MIXED | change)
         term = equation(found["o"], found["weights"][0]).terms[0]
         maps = term.weights(found["states"][0]).detach()[0, 0]
@@ -345,7 +364,7 @@ def test_every_setting_has_words_and_a_default_it_allows(js):
     for key, setting in SETTINGS.items():
         assert setting["group"] in ("A", "R", "D", "S", "layers", "start"), key
         assert setting["level"] in (1, 2, 3), key
-        assert setting["label"] and setting["words"], key
+        assert min(len(setting["label"]), len(setting["words"])) > 0, key
         assert ("choices" in setting) != {"min", "max", "step"}.issubset(setting), key
 
 
@@ -400,39 +419,32 @@ def test_a_large_run_is_fast_enough_to_follow_a_finger(js, d):
 CALM = {"N": 7, "d": 3, "L": 40, "norm": "none", "scheme": "euler", "start": "sphere"}
 
 
+STRENGTHS = {"v": [-1, 0.5, 1], "r": [0.5], "D": [0.05, 1], "gamma": [0.5, 2, 5]}
+ACTING = ["v", "v", "r", "D", "gamma", "v r", "r gamma", "r gamma", "v gamma", "v r gamma", "D gamma"]
+NUMBERS = {"dt": [0.02, 0.1, 0.4, 1, 1], "leak": [0, 0.5, 1, 1], "eps": [0, 0.04, 0.25], "beta": [0.5, 2, 8]} | {
+    "size": [0.3, 1, 3],
+    "seed": [1, 2, 3, 4, 5],
+}
+
+
 def drawn_settings(number, seed):
     """Random settings in which theorems have much to say: few terms, short steps as often as long ones."""
-    rng = np.random.default_rng(seed)
+    draw = random.Random(seed)
     for _ in range(number):
-        strengths = {
-            "v": rng.choice([-1, 0.5, 1]),
-            "r": 0.5,
-            "D": rng.choice([0.05, 1]),
-            "gamma": rng.choice([0.5, 2, 5]),
+        acting = draw.choice(ACTING).split()
+        given = {key: draw.choice(values) if key in acting else 0 for key, values in STRENGTHS.items()}
+        given |= {key: draw.choice(values) for key, values in NUMBERS.items()}
+        given |= {key: draw.choice(list(s["choices"])) for key, s in SETTINGS.items() if "choices" in s}
+        often = {
+            "kind": "push",
+            "causal": "no",
+            "matrices": "identity",
+            "fresh": "no",
+            "scheme": "euler",
+            "norm": "none",
         }
-        acting = rng.choice(
-            ["v", "r", "D", "gamma", "v r", "r gamma", "r gamma", "v gamma", "v r gamma", "D gamma"]
-        ).split()
-        choices = {
-            key: rng.choice(list(SETTINGS[key]["choices"]))
-            for key in ("ends", "causal", "scheme", "norm", "start", "kind")
-        }
-        calm = CALM if rng.random() < 0.7 else {"N": 7, "d": 3, "L": 40}
-        yield json.loads(
-            json.dumps(
-                {key: strengths[key] if key in acting else 0 for key in strengths}
-                | {
-                    "dt": rng.choice([0.02, 0.1, 0.4, 1, 1.3]),
-                    "leak": rng.choice([0, 0.5, 1]),
-                    "eps": rng.choice([0, 0.04, 0.25]),
-                }
-                | {"beta": rng.choice([0.5, 2, 8]), "size": rng.choice([0.3, 1, 3]), "seed": int(rng.integers(1, 50))}
-                | {key: str(value) for key, value in choices.items()}
-                | ({"kind": "push"} if rng.random() < 0.7 else {})
-                | calm,
-                default=float,
-            )
-        )
+        given |= {key: value for key, value in often.items() if draw.random() < 0.7}
+        yield given | {"N": 7, "d": 3, "L": 40}
 
 
 def predicted(js, settings):
@@ -466,9 +478,9 @@ def promises(js):
 def test_every_run_obeys_every_law_that_is_said_to_hold_for_it(promises):
     assert not [(law["statement"], found["o"]) for law, found in promises if not obeyed(law, found)]
     met = Counter(law["statement"] for law, _ in promises)
-    attention = {"thm-ev-in-collapse", "thm-ev-stability-diameter", "thm-sb-step", "thm-rs-budget"}
+    attention = {"thm-in-collapse", "thm-ev-in-collapse", "thm-ev-stability-diameter", "thm-sb-step", "thm-rs-budget"}
     assert set(met) == attention | {"prop-sb-cycle", "prop-ev-diffusion-powers", "thm-re-rates", "lem-sb-pull"}
-    assert min(met.values()) >= 8, met
+    assert min(met.values()) >= 5, met
 
 
 def test_a_law_that_is_a_hundredth_off_is_broken_by_some_run(promises):
@@ -533,8 +545,8 @@ def test_short_steps_and_wide_layers_come_near_what_is_predicted_for_them(js):
     coarse, fine = (gap(pair | {"dt": dt, "L": round(2 / dt)}, "prop-in-angles") for dt in (0.1, 0.02))
     assert fine < 0.3 * coarse < 0.02
 
-    random = {"norm": "none", "v": 0, "r": 1, "kind": "tanh", "fresh": "yes", "N": 16, "L": 32, "dt": 0.15, "leak": 1}
-    gaps = [[gap(random | {"d": d, "seed": seed}, "thm-me-dial") for seed in range(1, 9)] for d in (16, 32)]
+    drawn = {"norm": "none", "v": 0, "r": 1, "kind": "tanh", "fresh": "yes", "N": 16, "L": 32, "dt": 0.15, "leak": 1}
+    gaps = [[gap(drawn | {"d": d, "seed": seed}, "thm-me-dial") for seed in range(1, 9)] for d in (16, 32)]
     assert max(gaps[1]) < 0.15
     assert np.mean(gaps[1]) < np.mean(gaps[0])
 

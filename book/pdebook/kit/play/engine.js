@@ -10,7 +10,7 @@
 
   // ---------------------------------------------------------------- settings and addresses
 
-  /** One value as its setting allows: a number within its range and on its grid, a word that is known, or the default. */
+  /** One value as its setting allows: a number within its range and on its grid, a known word, or the default. */
   const allowed = (setting, value) => {
     if (setting.choices) return Object.hasOwn(setting.choices, value) ? String(value) : setting.default;
     const plain = typeof value === "number" || (typeof value === "string" && value.trim() !== "");
@@ -85,7 +85,7 @@
   // Each maker takes sizes and weights and gives rate(u, out), which writes the term's share of du/dt to `out`.
   // Its scratch arrays are made once.
 
-  /** out_i = W x_i + b for each of `count` rows x_i of width `from`; W is `to` × `from`, row after row; b may be missing. */
+  /** out_i = W x_i + b for `count` rows x_i of width `from`; W is `to` × `from`, row after row, and b may be missing. */
   const linear = (x, count, { W, b }, to, from, out = new Float64Array(count * to)) => {
     for (let i = 0; i < count; i++) {
       for (let row = 0; row < to; row++) {
@@ -113,7 +113,7 @@
       features. `maps`, if given, is filled with the weights p: heads × N × N. */
   const interaction = ({ N, d, heads = 1, causal = false, among = null, qkv, out: join }) => {
     const width = d / heads;
-    const x = new Float64Array(3 * d * N); // feature after feature, each of all tokens: the loops over tokens run straight
+    const x = new Float64Array(3 * d * N); // feature after feature, each of all tokens: so loops over tokens are fast
     const mixed = new Float64Array(N * d);
     const p = new Float64Array(N);
 
@@ -142,7 +142,7 @@
     }
   };
 
-  /** p_j of token i, for the first `seen` tokens: its head's queries are the `width` rows of x from `first`, keys d later. */
+  /** p_j of token i, for the first `seen` tokens: queries are the `width` rows of x from `first` on, and keys d later. */
   const looks = (x, N, d, first, width, i, seen, among, p) => {
     p.fill(0);
     for (let row = first; row < first + width; row++) {
@@ -263,7 +263,7 @@
   /** s times the identity, d × d. */
   const identity = (d, s) => Float64Array.from({ length: d * d }, (_, k) => (k % (d + 1) ? 0 : s));
 
-  /** The weights of a layer, in the shapes of torch: {qkv, out, inner, outer, hidden}; random ones are drawn from the seed.
+  /** The weights of a layer, in the shapes of torch: {qkv, out, inner, outer, hidden}; random ones come from the seed.
 
       `matrices: identity` has scores β⟨u_i, u_j⟩ and values v u_j. `kind: push` is r u = r relu(u) − r relu(−u). */
   const weights = (o, layer = 0) => {
@@ -303,6 +303,9 @@
     return o.norm === "circle" ? { centred: false, gain: new Float64Array(o.d).fill(1 / Math.sqrt(o.d)) } : {};
   };
 
+  /** Whom the tokens see: {causal, among} for `interaction`. */
+  const maskOf = (o) => ({ causal: o.causal === "yes", among: AMONG[o.causal] });
+
   /** The terms of one layer in the order of the sweep: A, norm, R, norm, D, S. A term of strength 0 is not there. */
   const terms = (o, w) => {
     const { N, d } = o;
@@ -316,7 +319,7 @@
       list.push(term);
       if (o.norm === "post" || o.norm === "circle") list.push(normRate({ N, d, strength: 1 / o.dt, norm }));
     };
-    if (o.v) add(branch(interaction({ N, d, causal: o.causal === "yes", among: AMONG[o.causal], ...w })));
+    if (o.v) add(branch(interaction({ N, d, ...maskOf(o), ...w })));
     if (o.r) add(branch(reaction({ N, d, ...w, activation: o.kind === "tanh" ? "tanh" : "relu" })));
     if (o.D) list.push(diffusion({ N, d, coefficient: o.D / 1000, ends: o.ends }));
     if (o.gamma) list.push(stabilization({ N, d, gamma: o.gamma, eps: o.eps }));
@@ -421,7 +424,7 @@
     const { N, d } = o;
     const maps = new Float64Array(N * N);
     const read = o.norm === "pre" ? layerNorm(u, N, d, normOf(o)) : u;
-    interaction({ N, d, causal: o.causal === "yes", among: AMONG[o.causal], ...weights(o, layer) })(read, new Float64Array(N * d), maps);
+    interaction({ N, d, ...maskOf(o), ...weights(o, layer) })(read, new Float64Array(N * d), maps);
     return maps;
   };
 
@@ -491,7 +494,7 @@
     flat: () => {},
   };
 
-  /** How many half waves the start "wave" has on these tokens: a ring takes whole waves, a grid no more than it carries. */
+  /** How many half waves the start "wave" has: a ring takes whole waves only, and a grid no more than it carries. */
   const modeOf = (o) => {
     const most = o.ends === "absorbing" ? o.N : o.N - 1;
     const k = Math.min(o.waves, most);
@@ -608,10 +611,11 @@
     return (length - N) / (N * (N - 1));
   };
 
-  /** What the curves show, for each state: {spread, diameter, longest, energy, mean, nonuniformity, fidelity, cosine, groups}.
+  /** What the curves show, for each state: an object with these keys.
 
-      σ = `metrics.stability.spread`, δ = `diameter`, `formulas.longest`, E = ½ mean |u_i|² = `energy`, |μ| = √(2 `mean_energy`),
-      `nonuniformity`; ρ = `metrics.similarity.fidelity(over="state")`; cosine and groups: see there. */
+      spread, diameter, energy and nonuniformity: `pdelab.metrics.stability`; mean: |μ| = √(2 `mean_energy`);
+      longest: max |u_i|, `formulas.longest`; fidelity: `metrics.similarity.fidelity(run, over="state")`;
+      cosine, of two tokens, and groups: see above. */
   const measure = (o, { states }) => {
     const { N, d } = o;
     const rest = new Float64Array(N * d);
@@ -668,11 +672,13 @@
     const tight = groups(ran.states[ran.states.length - 1], o.N, o.d, 0.05) === last.groups; // not a chain of tokens
 
     if (ran.status === "diverged") {
-      return { word: "diverged", sentence: `Diverged: in layer ${ran.stoppedAt} a number is too large for the computer.` };
+      const sentence = `Diverged: in layer ${ran.stoppedAt} a number is too large for the computer.`;
+      return { word: "diverged", sentence };
     }
     if (far > 0) return { word: "escaped", sentence: `Escaped: the energy is above 10⁸ from layer ${far} on.` };
     if (met > 0 && last.spread < 1e-3 * first.spread) {
-      return { word: "collapsed", sentence: `Collapsed: from layer ${met} on all tokens agree to 0.1 % of their first spread.` };
+      const sentence = `Collapsed: from layer ${met} on all tokens agree to 0.1 % of their first spread.`;
+      return { word: "collapsed", sentence };
     }
     if (jumps(o, ran)) return { word: "oscillates", sentence: "Oscillates: every second layer the tokens are back." };
     if (resting && tight && last.groups > 1 && last.groups <= o.N / 2) {
@@ -721,7 +727,7 @@
     return { states, status: "finished", stoppedAt: null };
   };
 
-  /** e^{β(cos s − 1)} and v sin s times that, s the way from the right face of a cell to the centre of the cell n later. */
+  /** e^{β(cos s − 1)} and v sin s times that, s the way from a cell's right face to the centre of the cell n later. */
   const circleLens = (M, beta, v) => {
     const weight = new Float64Array(2 * M); // twice around, so that no index has to be wrapped
     const pull = new Float64Array(2 * M);
@@ -801,7 +807,9 @@
     return values;
   };
 
-  const entry = (curve, relation, values, words, page, statement) => ({ curve, relation, values, words, page, statement });
+  const entry = (curve, relation, values, words, page, statement) => {
+    return { curve, relation, values, words, page, statement };
+  };
 
   /** What theorems of the book say of these settings: a list of {curve, relation, values, words, page, statement}.
 
@@ -823,6 +831,7 @@
     if (o.leak > 0 && o.leak * o.dt <= 1 && share(apart0) < o.leak) {
       const bound = iterate(o, apart0, (apart) => (1 - o.dt * (o.leak - share(apart))) * apart);
       const words = "Attention with a leak: the largest distance is at most this.";
+      if (o.leak * o.dt === 1) return [entry("diameter", "at most", bound, words, "interaction", "thm-in-collapse")];
       return [entry("diameter", "at most", bound, words, "evidence/interaction", "thm-ev-in-collapse")];
     }
     if (o.leak === 0 && o.dt * v < 1) {
@@ -940,7 +949,8 @@
     if (!isEuler(o) || (o.r !== 0 && o.kind !== "push") || o.gamma !== 0) return [];
     if (only(o, "R")) {
       const path = iterate(o, spread0, (spread) => Math.abs(1 + o.dt * (o.r - o.leak)) * spread);
-      return [entry("spread", "equal", path, "A push moves any two tokens apart at the same rate.", "reaction", "thm-re-rates")];
+      const words = "A push moves any two tokens apart at the same rate.";
+      return [entry("spread", "equal", path, words, "reaction", "thm-re-rates")];
     }
     const short = 2 * (o.D / 1000) * o.dt * o.N ** 2 + o.dt * leakOf(o) <= 1;
     if (!short || o.matrices !== "identity" || only(o, "")) return [];
@@ -1018,7 +1028,7 @@
     if (!onCircle(o) || o.start !== "ring" || o.beta === 0 || o.v <= 0 || o.causal !== "no") return [];
     let best = 1;
     for (let k = 2; k <= 40; k++) if (rippleRate(o.beta, o.v, k) > rippleRate(o.beta, o.v, best)) best = k;
-    const words = `Of all ripples on the even ring the one with ${best} crests grows fastest; chance may favour a neighbour.`;
+    const words = `On the even ring the ripple with ${best} crests grows fastest; chance may favour a neighbour.`;
     return [entry("groups", "near", best, words, "crowd", "thm-crowd-growth")];
   };
 
@@ -1060,8 +1070,8 @@
   const feedForward = (u, spec) => reaction(spec)(u, new Float64Array(u.length));
 
   pdelab.engine = {
-    complete, address, fromAddress, start, run, steps, undo, attention, measure, status, outcome, theory, density, crowd,
-    weights, only, apart, speed, jumps,
+    complete, address, fromAddress, start, run, steps, undo, attention, measure, status, outcome, theory, density,
+    crowd, weights, only, apart, speed, jumps,
     linear, layerNorm, attend, feedForward, random, normals, NEAR,
   };
 })();

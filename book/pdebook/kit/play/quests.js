@@ -64,7 +64,7 @@
       return model && even && finished(happened) && resting && second.every((m) => m.groups === count);
     },
 
-    /** Over `time` at least, half the step and twice the layers lead through the same states, up to `gap` of the way. */
+    /** Over `time` at least, half the step and twice the layers lead through the same states, to `gap` of the way. */
     finer: ({ time, gap }, happened) => {
       const { o, run, u0 } = happened;
       if (!inEarnest(o, 8, 1) || o.fresh === "yes" || o.L * o.dt < time - 1e-9 || !finished(happened)) return false;
@@ -85,7 +85,8 @@
     /** The network alone makes any two tokens `factor` times as far apart, up to a share of `tolerance`. */
     times: ({ factor, tolerance }, happened) => {
       const { o, run, u0, measured } = happened;
-      if (!engine.only(o, "R") || o.norm !== "none" || !inEarnest(o) || !isApart(happened) || !finished(happened)) return false;
+      const alone = engine.only(o, "R") && o.norm === "none" && inEarnest(o);
+      if (!alone || !isApart(happened) || !finished(happened)) return false;
       const ratio = last(measured).spread / measured[0].spread;
       const alike = cosine(centred(last(run.states), o), centred(u0, o)) > 0.999;
       return alike && Math.abs(ratio / factor - 1) <= tolerance;
@@ -155,9 +156,10 @@
     half: ({ low, high, layers }, happened) => {
       const { o, measured } = happened;
       const drawn = (engine.only(o, "A") && o.matrices === "random") || (engine.only(o, "R") && o.kind !== "push");
-      const leaks = drawn && o.fresh === "yes" && o.leak === 1 && o.norm === "none" && o.d >= 16 && inEarnest(o, 8, layers);
+      const wide = drawn && o.fresh === "yes" && o.d >= 16 && inEarnest(o, 8, layers);
+      const leaks = o.leak === 1 && o.norm === "none";
       const rho = last(measured).fidelity;
-      return leaks && finished(happened) && low <= rho && rho <= high;
+      return wide && leaks && finished(happened) && low <= rho && rho <= high;
     },
 
     /** Tokens of unlike lengths all end with length 1 up to `gap`, each in its own direction. */
@@ -174,7 +176,8 @@
     compress: ({ cell, gap }, happened) => {
       const { o, run, u0, measured } = happened;
       if (!inEarnest(o) || !isApart(happened) || !finished(happened) || !["none", "pre"].includes(o.norm)) return false;
-      const cells = (u) => new Set(Array.from({ length: o.N }, (_, i) => token(u, o.d, i).map((x) => Math.round(x / cell)).join())).size;
+      const cellOf = (u, i) => token(u, o.d, i).map((x) => Math.round(x / cell)).join();
+      const cells = (u) => new Set(Array.from({ length: o.N }, (_, i) => cellOf(u, i))).size;
       if (cells(u0) < o.N / 2 || cells(last(run.states)) > 1 || o.fresh === "yes") return false;
       const found = engine.undo(o, last(run.states));
       return found !== null && engine.apart(found, u0, o.N) <= gap * measured[0].spread;
