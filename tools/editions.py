@@ -41,7 +41,7 @@ def edition(name: str, which: str) -> nbformat.NotebookNode:
         for (
             output
         ) in cell.outputs:  # a viewer that does not trust the notebook would show its labels without the drawing
-            if re.search("pdelab-(explore|play)", output.get("data", {}).get("text/html", "")):
+            if re.search("pdelab-(explore|play|digit)", output.get("data", {}).get("text/html", "")):
                 output["data"] = {"text/plain": "Run this cell for the figure to play with."}
         if figure := cell.metadata.get("mystnb", {}).get("figure"):
             below = nbformat.v4.new_markdown_cell(f"**Figure {next(figures)}.** {plain(figure['caption'], name)}")

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.resources import files
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from pdebook.chapters.trained_corners.measure import CORNERS
 from pdebook.evidence.experiment import Scale, Workplace, experiment
 from pdebook.evidence.trained import TASKS, Measured, Task, build, fit, named
 from pdebook.kit.page import Page
+from pdebook.kit.play import script
 from pdebook.ledger.record import Figures, Result, Store
 from pdelab import datasets
 from pdelab.datasets import controls
@@ -202,19 +202,14 @@ def digit() -> Page:
             for corner, text in result.weights.items()
         },
     }
-    folder = files("pdebook.kit").joinpath("play")
-    engine, script, style = (
-        folder.joinpath(name).read_text("utf-8") for name in ("engine.js", "digit.js", "digit.css")
-    )
     made = f"seed {result.seed}, commit {result.environment['commit'][:10]}"
     words = (
         "A digit that you draw passes through four trained networks, with and without a skip, with and without "
         f"LayerNorm. The figure needs JavaScript. Its weights are the record of the experiment digit, {made}."
     )
-    packed = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+    packed = json.dumps(content, separators=(",", ":"))  # numbers and base64: no "<" that could end the script
     markup = (
-        f'<div class="pdelab-digit"><p class="without">{words}</p><style>{style}</style>'
-        f'<script type="application/json">{packed}</script>'
-        f"<script>{engine}\n{script}\npdelab.digit.mount(document.currentScript.parentNode);</script></div>"
+        f'<div class="pdelab-digit"><p class="without">{words}</p><script type="application/json">{packed}</script>'
+        f'<script class="play-script">{script()}</script></div>'
     )
     return Page(markup, "<a digit to draw, and four trained networks that it passes through>")

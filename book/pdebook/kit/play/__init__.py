@@ -1,8 +1,8 @@
 """play: tokens in motion, to drag and to change, in a notebook, at the head of a chapter and on a page of its own.
 
 What it shows is plain HTML with one script: no kernel, no network and no library. The script is joined here from
-engine.js (the mathematics), quests.js (when a goal is reached) and stage.js (the page), with the settings and the
-quests as data; a page that shows several playgrounds defines it once.
+engine.js (the mathematics), quests.js (when a goal is reached), stage.js (the page) and digit.js (a drawn digit through
+trained networks), with the settings and the quests as data; a page that shows several playgrounds defines it once.
 """
 
 import html
@@ -146,12 +146,18 @@ class Play:
 @cache
 def script() -> str:
     """Everything that a page needs, in one classic script; comments and indents stay behind."""
-    data = {"settings": _settings(), "questList": list(_quests().values()), "css": _lean(_read("play.css"))}
+    data = {
+        "settings": _settings(),
+        "questList": list(_quests().values()),
+        "css": _lean(_read("play.css") + _read("digit.css")),
+    }
     given = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    code = "\n".join(_lean(_read(name)) for name in ("engine.js", "quests.js", "views.js", "stage.js"))
+    parts = ("engine.js", "quests.js", "views.js", "stage.js", "digit.js")
+    code = "\n".join(_lean(_read(name)) for name in parts)
     return (
         "if (!globalThis.pdelab?.stage) {\n"
-        f"globalThis.pdelab = Object.assign(globalThis.pdelab || {{}}, {given});\n{code}}}\npdelab.stage.mount();\n"
+        f"globalThis.pdelab = Object.assign(globalThis.pdelab || {{}}, {given});\n{code}}}\n"
+        "pdelab.stage.mount();\npdelab.digit.mount();\n"
     ).replace("</", "<\\/")
 
 
