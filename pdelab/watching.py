@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdelab.field import Field
+from pdelab.metrics.base import no_fast_path
 
 ADDITIONS = {"add", "add_", "sub", "sub_"}
 NORMS = {"native_layer_norm", "_fused_rms_norm", "native_group_norm"}
@@ -66,13 +67,11 @@ def with_first(x: Any, new: Tensor) -> Any:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without a fused fast path; both as before at the end."""
     training = {part: part.training for part in module.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
     try:
         module.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
+        with no_fast_path():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for part, was in training.items():
             part.training = was
 

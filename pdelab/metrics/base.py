@@ -7,10 +7,12 @@ Where a metric is a mean over tokens or examples, reduce="median" gives their me
 move, and reduce="none" all values, (batch, token) or (batch,), NaN at padding; so values.nanmean(1) is one an example.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pdelab.field import Field, Mask, check_field, described, first_token, precise
 from pdelab.options import choose, flags, function, instance
@@ -153,3 +155,21 @@ def _tensors(run: Trajectory, of: str, name: str) -> tuple[Tensor, ...]:
 
 def _same(a: Mask | None, b: Mask | None) -> bool:
     return a is b or (a is not None and b is not None and (a.is_meta or torch.equal(a, b)))
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Without the one fused operation that torch makes of a whole encoder layer, if nothing asks for a gradient."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Attention in plain matrix products: fused ones have no forward derivative."""
+    with no_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.func import jacrev, jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, all_true, check_field, same_shape
 from pdelab.formulas import keep_real
-from pdelab.metrics.base import norm, precise, real_places
+from pdelab.metrics.base import norm, precise, real_places, unfused
 from pdelab.options import choose, function, seed_of, whole
 from pdelab.seeds import stream
 from pdelab.terms.base import Term
@@ -39,7 +38,7 @@ def jacobian(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
     def one(example: Tensor, real: Tensor) -> Tensor:
         return _backward(f, example.unsqueeze(0), None if mask is None else real.unsqueeze(0)).squeeze(0)
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with unfused():
         return vmap(jacrev(one))(u, real).detach()
 
 
@@ -71,7 +70,7 @@ def logarithmic_norm(
     steps, seed = whole("steps", steps), seed_of(seed)
     u = check_field(u, mask=mask).detach()
     if method == "lanczos" or (method == "auto" and u[0].numel() > DENSE):
-        with sdpa_kernel(SDPBackend.MATH):
+        with unfused():
             push, pull = _products(f, u, mask)
             return _largest(lambda v: (push(v) + pull(v)) / 2, _start(u, mask, seed), steps)
     J = precise(jacobian(f, u, mask)).reshape(len(u), u[0].numel(), u[0].numel())
@@ -90,7 +89,7 @@ def derivative(f: Map, u: Field, direction: Field, mask: Mask | None = None) -> 
     """
     u, direction = check_field(u, mask=mask), check_field(direction, "direction", mask=mask)
     same_shape(direction, u, "direction")
-    with sdpa_kernel(SDPBackend.MATH):
+    with unfused():
         return jvp(lambda v: _forward(f, v, mask), (u.detach(),), (direction.detach(),))[1].detach()
 
 
@@ -111,7 +110,7 @@ def lipschitz(
     steps, seed = whole("steps", steps), seed_of(seed)
     u = check_field(u, mask=mask).detach()
     direction = _unit(_start(u, mask, seed))
-    with sdpa_kernel(SDPBackend.MATH):
+    with unfused():
         push, pull = _products(f, u, mask)
         if method == "lanczos":
             return _largest(lambda v: pull(push(v)), direction, steps).clamp(min=0).sqrt()

@@ -78,6 +78,9 @@ class _Function(Term):
         self.symbol, self.f = symbol, function("f", f)
         self.takes = Takes.of(f)
 
+    def extra_repr(self) -> str:
+        return f"{self.symbol!r}, {getattr(self.f, '__name__', type(self.f).__name__)}"
+
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_state(u, mask)
         return keep_real(self.takes.rate(self.f, keep_real(u, mask), t, mask), mask)

@@ -123,6 +123,15 @@ def test_lanczos_on_jtj_finds_the_largest_singular_value_where_power_iteration_i
     assert (power < 1 - 1e-4).all()
 
 
+def test_a_frozen_layer_of_torch_has_derivatives_too():
+    """Where nothing asks for a gradient torch fuses the layer into one operation, which has no forward derivative."""
+    layer = torch.nn.TransformerEncoderLayer(12, 2, 24, batch_first=True).double().eval().requires_grad_(False)
+    u = normal(8, "u", size=(2, 5, 12))
+    exact = torch.linalg.matrix_norm(jacobian(layer, u).reshape(2, 60, 60), 2)
+    torch.testing.assert_close(lipschitz(layer, u, method="lanczos"), exact, rtol=1e-7, atol=0)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 @pytest.mark.parametrize("a", [3.0, -3.0, 0.0])
 def test_lanczos_ends_where_no_direction_is_left(a):
     """A multiple of the identity leaves none after one step; the zeros that follow must not count for a < 0."""
