@@ -80,7 +80,9 @@ class Run:
         return [row[len(row) // 2] if row else math.nan for row in self.layers.get(name, [])]
 
     def typical(self, name: str) -> float:
-        """The median over the layers; NaN if it was measured at none."""
+        """The median over the layers, or over the tokens of a figure of whole paths; NaN if it was not measured."""
+        if name in self.whole:
+            return self.whole[name][len(self.whole[name]) // 2]
         found = [x for x in self.middle(name) if not math.isnan(x)]
         return statistics.median(found) if found else math.nan
 
@@ -143,32 +145,23 @@ class Report:
         diverged = [ends] if self.status == "diverged" else []
         return [*diverged, *self._of_time(), *self._of_energy(), *self._of_the_loss()]
 
-    def _beside(self, name: str, whole: bool = False, form: str = "{:.2f}") -> str:
+    def _beside(self, name: str) -> str:
         """(random 0.18, permuted 0.21): the same figure of the controls."""
-        found = []
-        for control, run in self.runs.items():
-            value = (run.whole.get(name, []) + [math.nan] * 2)[:3] if whole else run.typical(name)
-            value = value[len(value) // 2] if whole else value
-            if control != "model" and not math.isnan(value):
-                found.append(f"{control} {form.format(value)}")
+        values = {control: run.typical(name) for control, run in self.runs.items() if control != "model"}
+        found = [f"{control} {value:.2f}" for control, value in values.items() if not math.isnan(value)]
         return f" ({', '.join(found)})" if found else ""
 
     def _of_time(self) -> list[str]:
         own = self.own
-        straight = own.whole.get("straightness")
-        chance = own.whole.get("straightness of independent steps")
-        said = []
-        if straight and chance:
-            said.append(
-                f"Paths of tokens have straightness {straight[1]:.2f}; independent steps of these lengths would have "
-                f"{chance[0]:.2f}{self._beside('straightness', whole=True)}."
-            )
+        chance = own.typical("straightness of independent steps")
         words = {
+            "straightness": "Paths of tokens have straightness {:.2f}; independent steps of these lengths would have "
+            f"{chance:.2f}",
             "doubling": "Two half steps in place of one change the median layer's step by {:.2f} of it",
             "smoothness": "The next layer's step at the same state has a cosine of {:.2f} with this one's",
             "sum or sweep": "If all branches read u, the median layer's step changes by {:.2f} of it",
         }
-        said += [
+        said = [
             f"{text.format(own.typical(name))}{self._beside(name)}."
             for name, text in words.items()
             if not math.isnan(own.typical(name))
@@ -295,7 +288,6 @@ class Report:
         energies.set_yscale("symlog", linthresh=10 ** round(math.log10(statistics.median(sizes))) if sizes else 1.0)
         energies.xaxis.get_major_locator().set_params(integer=True)
         energies.set(title="energy that each term adds, mean over tokens", xlabel="layer")
-        energies.xaxis.get_major_locator().set_params(integer=True)
         energies.legend(frameon=False, fontsize=8)
         for ax in axes[len(names) + 1 :]:
             ax.set_axis_off()

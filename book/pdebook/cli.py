@@ -232,7 +232,7 @@ def _evidence(row: dict[str, str]) -> str:
 @click.option(
     "--control", "controls", multiple=True, type=click.Choice(CONTROLS), help="Only this one; may be repeated."
 )
-@click.option("--no-controls", is_flag=True, help="The network alone, in a fifth of the time.")
+@click.option("--no-controls", is_flag=True, help="The network alone, in about half of the time.")
 @click.option("--whole", is_flag=True, help="Take each layer as one step, where its branches cannot be read.")
 @click.option("--sampled", type=click.IntRange(0), default=4, show_default=True, help="Layers with derivatives; slow.")
 @click.option("--threads", type=click.IntRange(1), help="On a CPU; default: as many as torch takes.")
