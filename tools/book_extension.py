@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from functools import cache
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,32 +14,31 @@ import nbformat
 from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
-from exercises import code_folded, tagged
+from exercises import ROOT, code_folded, tagged
+from plain import numbers, pages
+from publishing import citation, page_head, publish
 from reference import entries, footer
+from search_index import write_index
 from sphinx.errors import ConfigError
 
 from pdebook.kit import play
-from pdebook.ledger import read_claims
 from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
-REFERENCE = "book/api"  # made of docstrings and of what the other pages use, so made anew each time
+# made of docstrings and of what other pages say and use, so made anew each time
+REFERENCE, STATEMENTS = "book/api", "book/statements"
+STATED = ("Theorem", "Proposition", "Lemma", "Corollary", "Definition")
 FOLDED = {  # cells behind a click, by their tag, and the words of the click
     "solution": "Show the solution",
     "check": "Show the check of your answer",
     "asserts": "What the tests assert",
 }
-PRINTED = re.compile(r"(eq|table|[Ff]igure|Theorem|Algorithm)s? (\d[\d.]*)(?: (to|and) (\d+))?")
-# sphinx-togglebutton calls every button "Toggle hidden content"; a screen reader should say the title that it opens
-NAME_FOLDS = (
-    'addEventListener("load", () => document.querySelectorAll(".admonition-title > button.toggle-button")'
-    '.forEach((button) => button.setAttribute("aria-label", button.parentNode.textContent.trim())));'
-)
-# the theme's spy of the scroll reads every link of the page, and stops at one that holds a state of the playground
-SPY_ON_CONTENTS = (
-    'addEventListener("DOMContentLoaded", () => { const { dataset } = document.body;'
-    ' if (document.querySelector(".page-toc")) dataset.bsTarget = ".page-toc"; else delete dataset.bsSpy; });'
-)
+UNUSED = (
+    "thebe",
+    "sphinx_highlight",
+    "doctools",
+)  # thebe asks a remote host for its code; the others serve Sphinx's search
+ICON_RULES = re.compile(r'(?:\.fa-[\w-]+:+before,?)+\{content:"[^"]*"\}')  # 100 kB of the theme's style
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
 
@@ -51,9 +51,15 @@ def configure(app, config) -> None:
     config.book_solutions = os.environ.get("BOOK_SOLUTIONS") or config.book_solutions
     if config.book_solutions not in SOLUTIONS:
         raise ConfigError(f"book_solutions must be one of {SOLUTIONS}; not {config.book_solutions!r}")
+    address = os.environ.get("BOOK_ADDRESS") or config.book_address
+    config.book_address = address.rstrip("/") + "/" if address else ""
     options = config.html_theme_options
     if address := os.environ.get("BOOK_REPOSITORY") or options.get("repository_url"):
         options.update(repository_url=address, use_repository_button=True, use_issues_button=True)
+
+
+def no_second_search(app) -> None:
+    app.builder.search = False  # Sphinx's own index: whole pages, and nothing from a disk
 
 
 def prepare_notebook(app, docname: str, source: list[str]) -> None:
@@ -61,12 +67,11 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
     path = Path(app.env.doc2path(docname))
     if docname == REFERENCE:
         source[0] = entries(source[0])
+    if docname == STATEMENTS:
+        source[0] = source[0].replace("{statements}", statements())
     if path.suffix != ".ipynb":
         return
     notebook = nbformat.reads(source[0], 4)
-    for cell in [cell for cell in notebook.cells if "case_file(" in cell.source]:
-        if entries_of := index_cell(cell.source):
-            notebook.cells.insert(notebook.cells.index(cell), entries_of)
     if text := footer(path):
         notebook.cells.append(nbformat.v4.new_markdown_cell(text))
     if app.config.book_solutions == LEFT_OUT:
@@ -83,7 +88,7 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             cell.metadata.setdefault("tags", []).append("hide-input")
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
-                linked = link_pages(markup, app.env.found_docs, boxes(Path(app.srcdir, "book")), up)
+                linked = link_pages(markup, titles(), boxes(Path(app.srcdir, "book")), up)
                 linked = play.without_script(linked, f"../{up}_static/{play.FILE}")
                 output["data"]["text/html"] = link_sources(
                     linked, app.config.html_theme_options, lines(Path(app.srcdir))
@@ -91,21 +96,22 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
     source[0] = json.dumps(notebook)
 
 
+def statements() -> str:
+    """A list of links for each page that states something, in the order of the book."""
+    made = ""
+    for page in pages():
+        own = [(label, one) for label, one in numbers().items() if one.page == page and one.kind in STATED]
+        if own:
+            links = "".join(f"- {{prf:ref}}`{label}`{one.title and f': {one.title}'}\n" for label, one in own)
+            made += f"## {titles()[page]}\n\n{links}\n"
+    return made
+
+
 @cache
-def printed(claim: str) -> tuple[str, ...]:
-    """What a reader may search for: P2 eq 9 for the claim whose place is "P2 §3.2, eq 9"; none for another word."""
-    where = next((one.where for one in read_claims() if one.id == claim), "")
-    found = []
-    for what, first, between, last in PRINTED.findall(where):
-        numbers = range(int(first), int(last) + 1) if between == "to" else filter(None, (first, last))
-        found += [f"{where[:2]} {what.lower()} {number}" for number in numbers]
-    return tuple(found)
-
-
-def index_cell(source: str):
-    """Index entries for the claims of a case file, so that the search finds what they print."""
-    names = dict.fromkeys(f"! {entry}" for claim in re.findall(r'"([\w./-]+)"', source) for entry in printed(claim))
-    return nbformat.v4.new_markdown_cell(f"```{{index}} {', '.join(names)}\n```") if names else None
+def titles() -> dict[str, str]:
+    """Every page's title, from its text source."""
+    sources = {page: (ROOT / "book" / f"{page}.md").read_text(encoding="utf-8") for page in pages()}
+    return {page: re.search(r"^# (.+)$", text, re.MULTILINE)[1].strip() for page, text in sources.items()}
 
 
 def fold_proofs(app, doctree) -> None:
@@ -131,15 +137,21 @@ def boxes(folder: Path) -> dict[str, set[str]]:
 _BOXES: dict[Path, dict[str, set[str]]] = {}  # read once a build
 
 
-def link_pages(markup: str, pages: set[str], boxed: dict[str, set[str]], up: str = "") -> str:
-    """NAME.ipynb becomes NAME.html, and the name of a chapter that exists a link: to its verdict box, if it has one."""
+def link_pages(markup: str, titles: dict[str, str], boxed: dict[str, set[str]], up: str = "") -> str:
+    """NAME.ipynb becomes NAME.html, a chapter's name its title, a link: to its verdict box, if it has one."""
 
     def chapter(match: re.Match) -> str:
         box, name = match[1], match[2]
-        words = name.replace("_", " ")
         place = f"#{box}" if box in boxed.get(name, ()) else ""
-        return f'<a href="{up}{name}.html{place}">{words}</a>' if f"book/{name}" in pages else f"{words} (to come)"
+        if name not in titles:
+            return f"{name.replace('_', ' ')} (to come)"
+        return f'<a href="{up}{name}.html{place}">{escape(titles[name])}</a>'
 
+    def menu(match: re.Match) -> str:
+        title = escape(titles.get(match[1], match[2]))
+        return f'<option value="{match[1]}" data-words="{title}">{title}</option>'
+
+    markup = re.sub(r'<option value="(\w+)" data-words="([^"]*)">[^<]*</option>', menu, markup)
     markup = re.sub(r'href="(\w+)\.ipynb', rf'href="{up}\1.html', markup)
     return re.sub(r'<span class="chapter"(?: data-box="([\w-]+)")?>(\w+)</span>', chapter, markup)
 
@@ -169,15 +181,21 @@ def link_sources(markup: str, options: dict, lines: dict[str, int]) -> str:
 
 
 def mend_page(app, pagename, templatename, context, doctree) -> None:
-    # sphinx-thebe asks a remote host for its code, and writes its script twice: the book runs offline, without it
-    scripts = context.get("script_files", [])
-    scripts[:] = [js for js in scripts if "thebe" not in f"{js}{getattr(js, 'attributes', '')}".lower()]
+    body = context.get("body", "")
+    unused = (*UNUSED, *([] if "sd-" in body else ["design"]))
+    for files in (context.get("script_files", []), context.get("css_files", [])):
+        files[:] = [one for one in files if not any(name in described(one) for name in unused)]
+    context["book_page"] = page_head(app, pagename, context, doctree)
+    context["book_cite"] = citation()
     # docutils calls a bibliography a list although its entries are no list items, which confuses screen readers
-    context["body"] = context.get("body", "").replace(
-        '<div role="list" class="citation-list">', '<div class="citation-list">'
-    )
+    context["body"] = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
     # myst-nb gives every fold of code one name for screen readers, in place of the words that it shows
     context["body"] = context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>")
+
+
+def described(asset) -> str:
+    """A script or a style as words: its file, and what it says where it stands in the page itself."""
+    return f"{getattr(asset, 'filename', asset)} {getattr(asset, 'attributes', '')}".lower()
 
 
 def finish(app, error) -> None:
@@ -189,6 +207,10 @@ def finish(app, error) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
     Path(app.outdir, "_static", play.FILE).write_text(play.script(), encoding="utf-8")
+    style = Path(app.outdir, "_static", "styles", "pydata-sphinx-theme.css")
+    style.write_text(ICON_RULES.sub("", style.read_text(encoding="utf-8")), encoding="utf-8")
+    write_index(Path(app.outdir), [f"book/{page}" for page in pages() if f"book/{page}" != STATEMENTS])
+    publish(app)
     # the download button hands out the notebook to work in: stubs, no solutions
     for offered in Path(app.outdir, "_sources", "book").rglob("*.ipynb"):
         name = offered.relative_to(Path(app.outdir, "_sources", "book")).with_suffix("").as_posix()
@@ -206,9 +228,10 @@ def setup(app) -> dict:
     own_code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py")))
     app.add_config_value("book_code", hashlib.sha256(own_code.encode()).hexdigest(), "env")
     app.set_html_assets_policy("always")  # formulas in a cell's output need MathJax on pages whose text has none
-    app.add_js_file(None, body=NAME_FOLDS + SPY_ON_CONTENTS)
+    app.add_config_value("book_address", "", "html")
     app.connect("config-inited", configure, priority=100)
-    app.connect("env-get-outdated", lambda *_: [REFERENCE])
+    app.connect("builder-inited", no_second_search)
+    app.connect("env-get-outdated", lambda *_: [REFERENCE, STATEMENTS])
     app.connect("source-read", prepare_notebook)
     app.connect("doctree-read", fold_proofs)
     app.connect("html-page-context", mend_page, priority=900)

@@ -8,7 +8,7 @@ import pytest
 from pdebook import ledger
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"book/first_look", "book/ledger"}
+TITLES = {"first_look": "Heat & tokens", "ledger": "The ledger"}
 BOXED = {"first_look": {"box-p1-eq8"}}
 OPTIONS = {"repository_url": "https://github.com/us/book", "repository_branch": "trunk"}
 
@@ -16,25 +16,33 @@ OPTIONS = {"repository_url": "https://github.com/us/book", "repository_branch": 
 @pytest.mark.parametrize(
     ("stored", "shown"),
     [
-        ('<span class="chapter">first_look</span>', '<a href="first_look.html">first look</a>'),
+        ('<span class="chapter">first_look</span>', '<a href="first_look.html">Heat &amp; tokens</a>'),
         ('<span class="chapter">later_on</span>', "later on (to come)"),
         (
             '<span class="chapter" data-box="box-p1-eq8">first_look</span>',
-            '<a href="first_look.html#box-p1-eq8">first look</a>',
+            '<a href="first_look.html#box-p1-eq8">Heat &amp; tokens</a>',
         ),
-        ('<span class="chapter" data-box="box-other">first_look</span>', '<a href="first_look.html">first look</a>'),
+        (
+            '<span class="chapter" data-box="box-other">first_look</span>',
+            '<a href="first_look.html">Heat &amp; tokens</a>',
+        ),
         ('<span class="chapter" data-box="box-p1-eq8">later_on</span>', "later on (to come)"),
+        (
+            '<option value="first_look" data-words="first look">first look</option>',
+            '<option value="first_look" data-words="Heat &amp; tokens">Heat &amp; tokens</option>',
+        ),
+        ('<option value="fails" data-words="fails">fails</option>',) * 2,
         ('<a href="ledger.ipynb#claim-p1-eq8">x</a>', '<a href="ledger.html#claim-p1-eq8">x</a>'),
     ],
 )
 def test_a_chapter_becomes_a_link_to_its_box_if_both_are_there(stored, shown):
-    assert book_extension.link_pages(stored, PAGES, BOXED) == shown
+    assert book_extension.link_pages(stored, TITLES, BOXED) == shown
 
 
 def test_a_page_of_evidence_is_one_folder_further_down():
     stored = '<span class="chapter">first_look</span> <a href="ledger.ipynb#claim-p1-eq8">x</a>'
-    shown = '<a href="../first_look.html">first look</a> <a href="../ledger.html#claim-p1-eq8">x</a>'
-    assert book_extension.link_pages(stored, PAGES, BOXED, "../") == shown
+    shown = '<a href="../first_look.html">Heat &amp; tokens</a> <a href="../ledger.html#claim-p1-eq8">x</a>'
+    assert book_extension.link_pages(stored, TITLES, BOXED, "../") == shown
 
 
 def test_a_place_in_the_code_is_a_link_only_where_the_repository_is_known():

@@ -124,6 +124,6 @@ def test_hostile_words_give_the_tags_of_harmless_words(monkeypatch, name):
 def test_the_book_makes_no_markup_of_hostile_words_either(monkeypatch):
     """The build turns names of chapters and places in the code into links."""
     for markup in pages_of(HARM, monkeypatch).values():
-        linked = link_pages(markup, {"book/ledger"}, {})
+        linked = link_pages(markup, {"ledger": "The ledger"}, {})
         linked = link_sources(linked, {"repository_url": "https://example.org"}, {})
         assert Skeleton(linked).tags == Skeleton(markup).tags

@@ -1,0 +1,45 @@
+// What every page does once it is there.
+(() => {
+  // The reader's own hand on the page: from then on nothing moves it any more.
+  let touched = false;
+  for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"]) {
+    addEventListener(kind, () => { touched = true; }, { once: true, passive: true, capture: true });
+  }
+
+  // Formulas grow while they are typeset, so the place that the address names has moved: go there again.
+  function land() {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (!target || touched) return;
+    for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    target.scrollIntoView({ behavior: "instant" });
+  }
+
+  // A box that scrolls is a tab stop, since the arrow keys move it; a formula that fits is none.
+  function stops() {
+    for (const box of document.querySelectorAll("div.math, mjx-container[display='true']")) {
+      if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    }
+  }
+
+  // sphinx-togglebutton calls every button "Toggle hidden content"; a screen reader should say the title that it opens.
+  function nameFolds() {
+    for (const button of document.querySelectorAll(".admonition-title > button.toggle-button")) {
+      button.setAttribute("aria-label", button.parentNode.textContent.trim());
+    }
+  }
+
+  // The theme's spy of the scroll reads every link of the page, and stops at one that holds a state of the playground.
+  addEventListener("DOMContentLoaded", () => {
+    const { dataset } = document.body;
+    if (document.querySelector(".page-toc")) dataset.bsTarget = ".page-toc";
+    else delete dataset.bsSpy;
+  });
+
+  addEventListener("load", () => {
+    nameFolds();
+    const typeset = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
+    typeset.then(() => { stops(); land(); });
+    addEventListener("resize", stops);
+  });
+})();
