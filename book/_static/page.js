@@ -16,7 +16,7 @@
 
   // A box that scrolls is a tab stop, since the arrow keys move it; a formula that fits is none.
   function stops() {
-    for (const box of document.querySelectorAll("div.math, mjx-container[display='true']")) {
+    for (const box of document.querySelectorAll("div.math, span.math, mjx-container[display='true']")) {
       if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }
