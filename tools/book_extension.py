@@ -33,11 +33,8 @@ FOLDED = {  # cells behind a click, by their tag, and the words of the click
     "check": "Show the check of your answer",
     "asserts": "What the tests assert",
 }
-UNUSED = (
-    "thebe",
-    "sphinx_highlight",
-    "doctools",
-)  # thebe asks a remote host for its code; the others serve Sphinx's search
+# thebe asks a remote host for its code; the others serve Sphinx's own search
+UNUSED = ("thebe", "sphinx_highlight", "doctools")
 ICON_RULES = re.compile(r'(?:\.fa-[\w-]+:+before,?)+\{content:"[^"]*"\}')  # 100 kB of the theme's style
 # what MathJax loads from its folder for chtml output; the rest of the package is 20 MB of other renderers
 MATHJAX_PARTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2", "ui/safe.js")
