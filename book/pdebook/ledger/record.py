@@ -222,7 +222,9 @@ _DATA = {  # what the papers call them, with the number of tokens; ListOps only 
     "listops-arena": "ListOps, 501 to 1,999 tokens",
     "listops-original": "ListOps, from 2 tokens on",
     "digits-rows": "digits, 8 tokens",
+    "digits-patches": "digits, 16 tokens",
     "mnist-rows": "MNIST, 28 tokens",
+    "mnist-patches": "MNIST, 49 tokens",
     "mnist-pixels": "MNIST, 784 tokens",
     "newsgroups": "20 Newsgroups",
     "synthetic-topics": "made-up texts",
@@ -243,7 +245,9 @@ def size_of(results: Sequence[Result]) -> str:
     words = [_DATA.get(data, named)] if data else []
     settings = c.get("settings")
     steps = settings.get("steps") if isinstance(settings, dict) else None
-    sized = ((c.get("width"), "width {}"), (c.get("depth"), "{} layers"), (steps, "{:,} steps"))
+    several = c.get("depths")
+    layers = "{} layers" if not several else f"{several[0]} to {several[-1]} layers"
+    sized = ((c.get("width"), "width {}"), (c.get("depth"), layers), (steps, "{:,} steps"))
     words += [form.format(number) for number, form in sized if isinstance(number, int)]
     return ", ".join([*words, "1 seed" if len(results) == 1 else f"{len(results)} seeds"])
 
