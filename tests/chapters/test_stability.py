@@ -205,12 +205,17 @@ def test_the_step_map_turns_at_the_step_limit():
 
 # The adversary
 
-ATTACKS = {"stability": attack_stability.run, "scheme": attack_scheme.run, "error": attack_scheme.run_error}
+ATTACKS = {
+    "stability": attack_stability.run,
+    "diameter": attack_stability.run_diameter,
+    "scheme": attack_scheme.run,
+    "error": attack_scheme.run_error,
+}
 SEARCHED = [(name, key) for name, run in ATTACKS.items() for key, one in run.statements.items() if one.vary]
 FLOWS = (  # each score is a flow, so that a long search is slow
     *("decay", "decay_leaking", "decay_diffusing", "extinction", "mean_zero", "scaled_pull", "bounded"),
-    *("diameter", "diameter_periodic", "diameter_contracting", "diameter_extinction"),
-    *("token_bounded", "absorbing_bound", "barrier"),
+    *("diameter", "diameter_contracting", "diameter_extinction", "token_bounded", "absorbing_bound", "barrier"),
+    *("flow", "flow_periodic", "flow_contracting"),
 )
 
 

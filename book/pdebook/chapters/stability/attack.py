@@ -325,8 +325,8 @@ def euler(
 
 
 def euler_diffusing(
-    u, ln_eps, margin, place, ln_leak, x, *, ends, reach=1.0, pull=1.0, damping=1.0, values=1.0, network=1.0, chi=1.0,
-    **system,
+    u, ln_eps, margin, place, ln_leak, x, *, ends="reflecting", reach=1.0, pull=1.0, damping=1.0, values=1.0,
+    network=1.0, chi=1.0, **system,
 ) -> Tensor:  # fmt: skip
     """δ₁ ≤ (1 − Δt(g₀ + κ − K))δ₀ with diffusion too, if 2DΔt/Δx² + Δt(g_ε + κ) ≤ 1; false without the condition.
 
@@ -507,10 +507,9 @@ CLOCK = dict.fromkeys(("ln_eps", "margin", "place", "ln_rise", "ln_leak", "ln_D"
 LEADERS = {"start": near_leaders(most_growth), "batch": 24, "steps": 40}
 DECAY = LEADERS | {
     "vary": SYSTEM | CLOCK,
-    "wrong": {"γ at its largest": {"largest": True}, "−D": {"backward": True}},
-    "shrink": ("pull", "damping", "values", "network", "eps"),
+    "wrong": {"γ at its largest": {"largest": True}},
+    "shrink": ("pull", "values", "network", "eps"),
 }
-DIAMETER = DECAY | {"shrink": (*DECAY["shrink"], "chi"), "batch": 16, "steps": 30}
 TOKENS = {
     "vary": SYSTEM | {"b": "1 d", "g": "1 d", "h": "1 d", "ln_root": "", "margin": "", "ln_leak": "", "place": ""},
     "sizes": [{"n": 3, "d": d, "1": 1} for d in (2, 4)],
@@ -518,12 +517,11 @@ TOKENS = {
     "shrink": ("R", "f0", "values", "network"),
     "batch": 24,
 }
-PAIRS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 2))]
-CORNERS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1), (3, 2))]  # χ = ¼, ¼ and ⅓
+PAIRS = [{"n": n, "d": d, "1": 1} for n, d in ((2, 1), (4, 1))]
 EULER = {
     "vary": SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": ""},
     "wrong": {"no overshoot": {"factor": without_overshoot}, "overshoot alone": {"factor": overshoot_alone}},
-    "shrink": ("pull", "damping", "values", "network", "eps"),
+    "shrink": ("pull", "values", "network", "eps"),
     "batch": 48,
 }
 
@@ -574,23 +572,19 @@ run = attack(
             shrink=("pull", "values", "network"),
             **LEADERS,
         ),
-        "diameter": Statement(decay, **DIAMETER, sizes=CORNERS, over={"of": ("diameter",), "causal": (False, True)}),
-        "diameter_periodic": Statement(
+        "diameter": Statement(
             decay,
-            **DIAMETER,
-            sizes=CORNERS[2:],
-            over={"of": ("diameter",), "ends": ("periodic",), "leaking": (False, True)},
+            **DECAY | {"batch": 16, "steps": 30},
+            sizes=PAIRS,
+            over={"of": ("diameter",), "causal": (False, True), "leaking": (False, True)},
         ),
         "diameter_contracting": Statement(
-            decay,
-            **DIAMETER | {"batch": 24, "steps": 40},
-            sizes=CORNERS[::2],
-            over={"of": ("diameter",), "contracting": (True,)},
+            decay, **DECAY, sizes=PAIRS[:1], over={"of": ("diameter",), "contracting": (True,)}
         ),
         "diameter_extinction": Statement(
             extinction,
             SYSTEM | {"margin": ""},
-            CORNERS,
+            PAIRS,
             over={"of": ("diameter",)},
             shrink=("pull", "values", "network", "chi"),
             **LEADERS | {"start": near_leaders(1 - 1e-6)},
@@ -622,21 +616,18 @@ run = attack(
         "euler": Statement(euler, **EULER, sizes=SHAPES, start=near_leaders(0.998)),
         "diameter_euler": Statement(
             euler,
-            **EULER | {"shrink": (*EULER["shrink"], "chi")},
-            sizes=CORNERS,
+            **EULER,
+            sizes=PAIRS,
             over={"of": ("diameter",), "causal": (False, True)},
             start=near_leaders(most_growth),
-            each=True,
         ),
         "diameter_euler_diffusing": Statement(
             euler_diffusing,
             SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": "", "x": ""},
-            CORNERS,
-            over={"ends": ("reflecting", "periodic")},
+            PAIRS,
             start=near_leaders(most_growth),
             wrong={"condition dropped": {"reach": 4.0}},
-            shrink=("pull", "damping", "values", "network", "chi"),
-            each=True,
+            shrink=("pull", "values", "network"),
             batch=48,
         ),
         "chatter": Statement(chatter, wrong={"Δtλ to 1.2": {"largest": 1.2}}, shrink=("top",)),
@@ -662,6 +653,51 @@ run = attack(
         ),
     },
     effective=EFFECTIVE,
+)
+
+# The diameter with three tokens in the plane, where χ = ⅓, at both kinds of ends, each constant by itself.
+PLANE = [{"n": 3, "d": 2, "1": 1}]
+CORNERS = near_leaders(most_growth, regimes=True)
+MOVING = DECAY | {
+    "sizes": PLANE,
+    "start": CORNERS,
+    "wrong": DECAY["wrong"] | {"−D": {"backward": True}},
+    "shrink": (*DECAY["shrink"], "damping", "chi"),
+    "batch": 16,
+    "steps": 30,
+}
+STEPPING = {"sizes": PLANE, "start": CORNERS, "each": True}
+run_diameter = attack(
+    "attack_diameter",
+    {
+        "flow": Statement(decay, **MOVING, over={"of": ("diameter",), "causal": (False, True)}),
+        "flow_periodic": Statement(
+            decay, **MOVING, over={"of": ("diameter",), "ends": ("periodic",), "leaking": (False, True)}
+        ),
+        "flow_contracting": Statement(decay, **MOVING, over={"of": ("diameter",), "contracting": (True,)}),
+        "extinction": Statement(
+            extinction,
+            SYSTEM | {"margin": ""},
+            over={"of": ("diameter",)},
+            shrink=("pull", "values", "network", "chi"),
+            **LEADERS | {"sizes": PLANE, "start": CORNERS},
+        ),
+        "euler": Statement(
+            euler,
+            **EULER | {"shrink": (*EULER["shrink"], "damping", "chi")},
+            **STEPPING,
+            over={"of": ("diameter",), "causal": (False, True)},
+        ),
+        "euler_diffusing": Statement(
+            euler_diffusing,
+            SYSTEM | {"ln_eps": "", "margin": "", "place": "", "ln_leak": "", "x": ""},
+            over={"ends": ("reflecting", "periodic")},
+            wrong={"condition dropped": {"reach": 4.0}},
+            shrink=("pull", "damping", "values", "network", "chi"),
+            batch=48,
+            **STEPPING,
+        ),
+    },
 )
 
 # Theorem 3.3 with the γ of B.2's inequality: FFN has a bias in print, so R(0) = 0 is a hypothesis that is added.

@@ -33,11 +33,14 @@ def simplex(n: int) -> Tensor:
     return torch.linalg.svd(corners)[0][:, : n - 1] / math.sqrt(n - 1)
 
 
-def near_leaders(alone: Callable[[int], float] | float, slack: float = 0.02, sharp: float = 12.0):
+def near_leaders(
+    alone: Callable[[int], float] | float, slack: float = 0.02, sharp: float = 12.0, *, regimes: bool = False
+):
     """A `start` that puts every other example near u = wᵀe with leading tokens, attended to sharply by the others.
 
     With n − 1 > 1 features it is the corners of a simplex instead, each attended to by itself: there σ² = χδ². The
-    matrices are positive multiples of the identity with a little noise, W so small that tanh is a line.
+    matrices are positive multiples of the identity with a little noise, W so small that tanh is a line. regimes: ε is
+    small beside σ² in half of these examples, and rules in the others; of a step diffusion has a small share (x).
     """
 
     def start(seed: int, **drawn: Tensor) -> Start:
@@ -57,9 +60,11 @@ def near_leaders(alone: Callable[[int], float] | float, slack: float = 0.02, sha
         for name, scale in (("V", 1.0), ("U", 1.0), ("W", 0.02 / sizes)):
             factor = per_example(norm2(drawn[name][::2])) if name != "W" else scale
             drawn[name][::2] = factor * eye
-        if "ln_eps" in drawn:  # ε is small beside σ² in half of them, and rules in the others
+        if regimes and "ln_eps" in drawn:
             usual = 2 * size(u[::2]).log() + 0.5 * drawn["ln_eps"][::2]
             drawn["ln_eps"][::2] = usual - over_and_over([3.0, 3.0, -1.5, -1.5], len(usual))
+        if regimes and "x" in drawn:
+            drawn["x"][::2] += 4
         if "ln_rise" in drawn:  # nearly no diffusion, and in half of them nearly constant γ
             drawn["ln_D"][::2] -= 8
             drawn["ln_rise"][::4] -= 8
