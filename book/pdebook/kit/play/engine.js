@@ -817,7 +817,7 @@
       "equal", what happens; "at most" and "at least", bounds; "near", what short steps or wide layers come close to;
       "edge", the level that parts two fates of a start; "cycle", the level that jumping tokens tend to. */
   const theory = (o, u0, ran = run(o, u0)) => {
-    const first = measure({ ...o, L: 0 }, { states: [u0] })[0];
+    const [first] = measure(o, { states: [u0] });
     return [collapse, pullAndPush, basin, heat, growth, mean, sphere, meeting, ripples, turning, dial]
       .flatMap((law) => law(o, first, u0, ran))
       .filter(({ values }) => [values].flat().every(Number.isFinite));
