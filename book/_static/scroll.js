@@ -2,7 +2,7 @@
 // that the arrow keys scroll it.
 (() => {
   const BOXES = ".math, mjx-container, .scrolls, .measured, .bd-article table, .bd-article pre";
-  const ROUNDING = 3; // pixels: a slanted letter that reaches past its box hides nothing
+  const ROUNDING = 1; // pixel
 
   const scrolls = (box) => ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
 
@@ -11,12 +11,14 @@
     box.classList.toggle("more-left", hidden > ROUNDING && box.scrollLeft > ROUNDING);
     box.classList.toggle("more-right", box.scrollLeft < hidden - ROUNDING);
     if (hidden > ROUNDING) box.tabIndex = 0;
+    else if (box.matches(".math, mjx-container")) box.removeAttribute("tabindex"); // a formula that fits is no tab stop
   };
 
   const start = () => {
     const sizes = new ResizeObserver((entries) => entries.forEach((entry) => mark(entry.target)));
     [...document.querySelectorAll(BOXES)].filter(scrolls).forEach((box) => {
-      sizes.observe(box); // marks it now, and when a fold opens or the window changes
+      mark(box);
+      sizes.observe(box); // a fold opens, the window changes
       box.addEventListener("scroll", () => mark(box), { passive: true });
     });
   };

@@ -12,7 +12,7 @@ PHONE = {"width": 390, "height": 800}
 FIGURE = "div.cell_output img"
 CUT = """() => {
     const boxes = [...document.querySelectorAll(".math, mjx-container, .scrolls")];
-    return boxes.filter((box) => box.clientWidth && box.scrollWidth - box.clientWidth > 3);
+    return boxes.filter((box) => box.clientWidth && box.scrollWidth - box.clientWidth > 1);
 }"""
 
 
@@ -66,6 +66,19 @@ def test_what_is_cut_on_a_phone_says_so_and_a_key_scrolls_it(phone):
         phone.wait_for_function("box => box.scrollLeft > 0 && box.matches('.more-left')", arg=box)
         box.evaluate("box => box.scrollLeft = box.scrollWidth")
         phone.wait_for_function("box => !box.matches('.more-right')", arg=box)
+
+
+def test_no_markdown_is_left_in_the_words_of_a_page(phone):
+    """Stars and backquotes around words, outside code, formulas and the signatures of the reference."""
+    words = phone.evaluate(
+        r"""() => {
+            const page = document.querySelector("article").cloneNode(true);
+            const other = "code, pre, script, style, svg, mjx-container, .math, .sig";
+            page.querySelectorAll(other).forEach((e) => e.remove());
+            return page.textContent.match(/(?<![\w*])\*{1,2}[\w“][^*\n]*?\*{1,2}(?!\w)|`[^`\n]+`/g) ?? [];
+        }"""
+    )
+    assert words == []
 
 
 def test_a_notebook_to_work_in_shows_its_figures_before_it_is_trusted():
