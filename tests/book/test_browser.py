@@ -146,7 +146,7 @@ def test_no_internal_link_is_broken(page):
             continue
         file = (path.parent / unquote(address.split("?")[0])).resolve() if address else path
         assert file.exists(), f"{page} links to {target}"
-        if fragment and file.suffix == ".html":
+        if fragment and file.suffix == ".html" and file.name != "playground.html":  # there it is a state, tested there
             assert unquote(fragment) in anchors(file).ids, f"{page} links to {target}"
 
 

@@ -615,11 +615,11 @@
 
       spread, diameter, energy and nonuniformity: `pdelab.metrics.stability`; mean: |μ| = √(2 `mean_energy`);
       longest: max |u_i|, `formulas.longest`; fidelity: `metrics.similarity.fidelity(run, over="state")`;
-      cosine, of two tokens, and groups: see above. */
-  const measure = (o, { states }) => {
+      cosine, of two tokens, and groups: see above. `asked`: the states to measure, where not all. */
+  const measure = (o, { states }, asked = states) => {
     const { N, d } = o;
     const rest = new Float64Array(N * d);
-    return states.map((u) => {
+    return asked.map((u) => {
       const variance = centre(u, N, d, rest);
       const squares = squaresOf(u);
       let mean = 0;

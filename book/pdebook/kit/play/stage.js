@@ -2,6 +2,7 @@
 // Every word is set as text, never as markup: an address or a quest cannot bring code along.
 (() => {
   "use strict";
+  performance.mark("play-script");
   const { engine, quests, settings, views, questList, css } = globalThis.pdelab;
 
   const GROUPS = {
@@ -134,7 +135,6 @@
       const goal = questList.find((one) => one.id === this.given.quest);
       if (goal && !this.full) this.given.controls ??= this.needed(goal);
       this.done = memory.read();
-      this.armed = new Set(); // quests that were seen unreached: opening a solution is not solving
       this.chosen = 0;
       this.compared = this.full;
       this.views = [];
@@ -161,15 +161,14 @@
       else if (quest) Object.assign(this, { o: engine.complete(quest.start), moved: {} });
       else Object.assign(this, { o: this.first(), moved: this.given.moved || {} });
       this.quest = quest;
-      this.armed.clear();
+      this.armed = this.here = false; // a quest must be seen unreached first: opening a solution is not solving
       this.before = null;
       this.chosen = Math.min(this.chosen, this.o.N - 1);
-      this.plane = null;
       this.fitLevel();
       this.fillControls();
       this.showQuest();
       this.stop();
-      this.at = bare || quest ? null : this.given.layer;
+      this.at = bare || quest ? null : this.given.layer ?? null;
       this.toEnd = this.at === null;
       this.compute();
     }
@@ -224,16 +223,26 @@
         this.again = true;
         return this.draw();
       }
-      const [o, u0] = [this.o, this.u0];
-      const layers = engine.steps(o, u0);
+      const work = this.work(this.o, this.u0);
       const slice = () => {
         const end = performance.now() + (this.run ? SLICE : 5 * SLICE);
-        let step = layers.next();
-        while (!step.done && performance.now() < end) step = layers.next();
-        if (step.done) return this.finish(o, u0, step.value);
+        let step = work.next();
+        while (!step.done && performance.now() < end) step = work.next();
+        if (step.done) return this.finish(step.value);
         this.running = setTimeout(slice, 0);
       };
       slice();
+    }
+
+    // A run and what there is to say of it, in small pieces.
+    *work(now, u0) {
+      const run = yield* engine.steps(now, u0);
+      const measured = [];
+      for (const u of run.states) {
+        measured.push(...engine.measure(now, run, [u]));
+        yield;
+      }
+      return { now, run, measured, theory: engine.theory(now, u0, run) };
     }
 
     // The density that the equation of the crowd predicts for a ring of tokens, where it does.
@@ -243,16 +252,13 @@
     }
 
     // What is shown from now on: the settings `now`, their run and its measures, while `o` may already be ahead.
-    finish(o, u0, run) {
+    finish(done) {
       const toEnd = this.toEnd || (this.at >= this.last && !this.timer);
       this.toEnd = false;
       this.running = 0;
-      this.now = o;
-      this.run = run;
-      this.last = run.states.length - 1;
+      Object.assign(this, done);
+      this.last = this.run.states.length - 1;
       this.at = toEnd ? this.last : Math.min(this.at, this.last);
-      this.measured = engine.measure(o, run);
-      this.theory = engine.theory(o, u0, run);
       this.crowd = null;
       this.runOthers();
       for (const view of this.views) view.update();
@@ -295,7 +301,7 @@
       this.slider = make("input", { type: "range", min: 0, step: 1, autocomplete: "off" });
       this.slider.setAttribute("aria-label", "layer shown");
       this.slider.addEventListener("input", () => this.showLayer(+this.slider.value));
-      this.where = make("output");
+      this.where = make("span", { className: "play-value" }); // no <output>: a screen reader would say each
       this.setPlaying(false);
       this.listen(canvas);
       const bar = make("div", { className: "play-bar" }, this.button, this.slider, this.where);
@@ -362,7 +368,8 @@
       if (this.full) {
         const box = make("input", { type: "checkbox", checked: this.compared });
         box.addEventListener("input", () => { this.compared = box.checked; this.draw(); });
-        bar.append(this.copy, make("label", { className: "play-check" }, box, "compare with the run before"));
+        if (this.inBook) bar.append(this.copy);
+        bar.append(make("label", { className: "play-check" }, box, "compare with the run before"));
       }
       if (this.inBook && !this.ownPage) bar.append(this.link);
       this.address = make("p", { className: "play-address" });
@@ -420,7 +427,7 @@
       } else {
         const { min, max, step } = setting;
         input = make("input", { type: "range", min, max, step, autocomplete: "off" });
-        row.append(input, make("output"));
+        row.append(input, make("span", { className: "play-value" }));
       }
       input.addEventListener("input", () => this.change(key, setting.choices ? input.value : +input.value));
       this.controls[key] = { row, input };
@@ -504,17 +511,16 @@
 
     // A quest counts once it was seen unreached and then reached.
     judge() {
-      const judged = this.full ? questList : this.quest ? [this.quest] : [];
-      for (const quest of judged) {
-        const reached = quests.reached(quest, this.now, this.run, this.measured, this.run.states[0]);
-        if (!reached) this.armed.add(quest.id);
-        else if (this.armed.has(quest.id) && !this.done.has(quest.id)) this.reach(quest);
-        if (quest === this.quest) this.here = reached && this.armed.has(quest.id);
-      }
+      const { quest } = this;
+      if (!quest) return;
+      const reached = quests.reached(quest, this.now, this.run, this.measured, this.run.states[0]);
+      this.here = reached && this.armed;
+      this.armed ||= !reached;
+      if (this.here && !this.done.has(quest.id)) this.remember(quest);
       this.markQuests();
     }
 
-    reach(quest) {
+    remember(quest) {
       this.done = memory.read().add(quest.id);
       memory.write(this.done);
       this.news = `Quest reached: ${quest.title}. `;
@@ -782,20 +788,18 @@
     }
 
     toScreen([x, y]) {
-      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
-      const scale = Math.min(w, h) / 2 / this.reach;
+      const { w, h, scale } = this.size;
       return [w / 2 + x * scale, h / 2 - y * scale];
     }
 
     fromScreen(x, y) {
-      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
-      const scale = Math.min(w, h) / 2 / this.reach;
+      const { w, h, scale } = this.size;
       return [(x - w / 2) / scale, (h / 2 - y) / scale];
     }
 
     // A dot that is farther out stands at the edge.
     inside([x, y]) {
-      const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+      const { w, h } = this.size;
       return [clamp(Number.isFinite(x) ? x : w, 6, w - 6), clamp(Number.isFinite(y) ? y : 0, 6, h - 6)];
     }
 
@@ -824,6 +828,7 @@
       const colour = (name) => style.getPropertyValue(`--play-${name}`).trim();
       this.colour = Object.fromEntries(["fg", "soft", "line", "bg", "hit", "light"].map((name) => [name, colour(name)]));
       this.drawStage();
+      if (!performance.getEntriesByName("play-frame").length) performance.mark("play-frame");
       for (const chart of this.charts) this.drawChart(chart);
       for (const view of this.views) view.draw(this.colour);
       if (this.heat) this.drawHeat();
@@ -841,6 +846,7 @@
     drawStage() {
       if (!this.canvas.clientWidth) return; // another picture stands in its place
       const { c, w, h } = pen(this.canvas);
+      this.size = { w, h, scale: Math.min(w, h) / 2 / this.reach };
       const { N, d } = this.now;
       const u = this.stateAt(this.at);
       const small = N > 64 ? 0.7 : 1;
@@ -848,7 +854,7 @@
       const eye = this.held ? this.chosen : this.hover ?? (document.activeElement === this.canvas ? this.chosen : null);
       c.lineWidth = 1.1;
       c.lineJoin = "round";
-      for (let i = 0; i < N; i++) this.drawTrail(c, i, i === eye ? 0.9 : eye === null ? 0.3 : 0.15);
+      for (let i = 0; i < N; i++) this.drawTrail(c, u, i, i === eye ? 0.9 : eye === null ? 0.3 : 0.15);
       if (eye !== null) this.drawAttention(c, u, eye);
       let beyond = 0;
       for (let i = 0; i < N; i++) {
@@ -915,7 +921,7 @@
       c.setLineDash([]);
     }
 
-    drawTrail(c, i, strength) {
+    drawTrail(c, u, i, strength) {
       c.globalAlpha = strength;
       c.strokeStyle = this.tokenColour(i);
       c.fillStyle = c.strokeStyle;
@@ -929,8 +935,7 @@
         if (l) c.lineTo(x, y);
         else c.moveTo(x, y);
       }
-      const [x, y] = this.inside(this.toScreen(this.project(this.stateAt(this.at), i)));
-      c.lineTo(x, y);
+      c.lineTo(...this.inside(this.toScreen(this.project(u, i))));
       c.stroke();
       c.globalAlpha = 1;
     }
@@ -982,7 +987,7 @@
       if (this.plane.line) {
         c.strokeStyle = this.colour.fg;
         c.lineWidth = 1;
-        c.strokeRect(-1, y, this.canvas.clientWidth + 2, 0);
+        c.strokeRect(-1, y, this.size.w + 2, 0);
         return;
       }
       c.strokeStyle = this.colour.fg;
