@@ -370,13 +370,17 @@ def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Any:
     def fits(x: Any) -> bool:
         return isinstance(x, Tensor) and x.ndim in (2, 3) and x.shape[:2] == real.shape
 
-    if isinstance(inputs, Mapping):
-        names = [n for n in ("input_ids", "inputs_embeds", *inputs) if "mask" not in n and "position" not in n]
-        name = next((n for n in names if fits(inputs.get(n))), None)
-        return None if name is None else {**inputs, name: shuffled(inputs[name])}
-    if isinstance(inputs, tuple):
-        return (shuffled(inputs[0]), *inputs[1:]) if fits(inputs[0]) else None
-    return shuffled(inputs) if fits(inputs) else None
+    def changed(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            names = [n for n in ("input_ids", "inputs_embeds", *x) if "mask" not in n and "position" not in n]
+            name = next((n for n in names if fits(x.get(n))), None)
+            return None if name is None else {**x, name: shuffled(x[name])}
+        if isinstance(x, tuple):
+            first = changed(x[0])
+            return None if first is None else (first, *x[1:])
+        return shuffled(x) if fits(x) else None
+
+    return changed(inputs)
 
 
 def _sums(x: Tensor) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from pdelab.options import whole as integer
 from pdelab.seeds import stream
 from pdelab.solver import Trajectory
 from pdelab.watching import (
+    Call,
     Tracer,
     Write,
     at_layers,
@@ -420,7 +421,10 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
     """The layers: the longest chain, or the calls of the modules that were named."""
     calls = calls_of(model, run)
     if named is None:
-        calls = main_chain(calls)
+        row = main_chain(calls)
+        if left := next((call for call in calls if _belongs(call, row)), None):
+            raise Unreadable(f"{left.name} does not get what {row[0].name} to {row[-1].name} hand on; {NAME_THEM}")
+        calls = row
     else:
         modules = dict(model.named_modules())
         instance("blocks", named, list, tuple, nn.ModuleList)
@@ -446,6 +450,13 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
     return [
         _Block(call.name, call.module, call.number, where, added) for call, where in zip(calls, wheres, strict=True)
     ]
+
+
+def _belongs(call: Call, row: Sequence[Call]) -> bool:
+    """Whether this is a call of a layer like these, in their list, that is not among them."""
+    alike = [c for c in row if type(c.module) is type(call.module) and c.depth == call.depth]
+    lists = {c.name.rpartition(".")[0] for c in alike}
+    return call.name.rpartition(".")[0] in lists and all(c.module is not call.module for c in row)
 
 
 def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:

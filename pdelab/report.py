@@ -239,9 +239,9 @@ class Report:
             *_aligned([["layer", *heads], *self._rows((*shown, *energies))]),
             "step to kept: medians over tokens; for controls all are medians over their layers",
             "E A, E R, …: energy ½|u|² that each term adds to a token, mean over tokens",
-            *(textwrap.fill(": ".join(FIGURES[name]), 88, subsequent_indent="  ") for name in shown),
+            *(textwrap.fill(": ".join(FIGURES[name]), 80, subsequent_indent="  ") for name in shown),
             "",
-            *(textwrap.fill(words, 88, initial_indent="- ", subsequent_indent="  ") for words in self.sentences()),
+            *(textwrap.fill(words, 80, initial_indent="- ", subsequent_indent="  ") for words in self.sentences()),
         ]
         return "\n".join(lines)
 

@@ -283,6 +283,7 @@ class TestControls:
         for row, before, real in zip(found, ids, mask, strict=True):
             assert row[real].sort().values.equal(before[real])
         assert not found.equal(ids)
+        assert _shuffled_tokens(({"ids": ids}, "more"), rec, 5)[0]["ids"].equal(found)  # a mapping as first argument
 
     def test_what_a_model_cannot_have_is_said(self):
         class Shared(Stack):

@@ -750,6 +750,18 @@ class TestUnreadable:
         with pytest.raises(Unreadable, match=r"between layers\.0 and layers\.2"):
             record(model, states(), blocks=["layers.0", "layers.2"])
 
+    def test_layers_that_are_left_out_are_named(self):
+        class Skipping(Stack):
+            def forward(self, x):
+                u = start = self.layers[0](self.embed(x))
+                for number, layer in enumerate(self.layers[1:]):
+                    u = layer(u + start if number == 2 else u)
+                return self.head(u)
+
+        with pytest.raises(Unreadable, match=r"layers\.3 does not get what layers\.0 to layers\.2 hand on"):
+            record(Skipping(Pre), states())
+        assert len(record(Skipping(Pre), states(), blocks=["layers.0", "layers.1", "layers.2"]).names) == 3
+
     def test_a_batch_that_stands_second(self):
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 16)
         with pytest.raises(Unreadable, match="batch_first=True"):
