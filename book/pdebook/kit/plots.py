@@ -1,5 +1,5 @@
-"""One figure style for the whole book. Figures stand on a white card, so they read the same in a light page, in a dark
-page and on paper. This module draws and computes nothing."""
+"""One figure style for the whole book. Figures are drawn on white, for paper and for notebooks; a page in the dark turns
+light and dark around (book/_static/custom.css). This module draws and computes nothing."""
 
 from collections.abc import Mapping, Sequence
 
