@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book test lab notebooks record editions sizes versions format clean moved
+.PHONY: help book pdf test lab notebooks record editions sizes versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -21,6 +21,9 @@ moved:
 
 book: .venv/ready  ## set up if needed, then build the HTML book
 	@$(PY) tools/build_book.py
+
+pdf: book  ## print the book to one PDF with bookmarks, which its pages then offer
+	@$(PY) tools/print_book.py
 
 test: book  ## build the book, then run every test, notebooks and browser included
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check . || { echo "Next: make format, and mend what it cannot."; exit 1; }

@@ -16,6 +16,7 @@ from docutils import nodes
 from editions import edition
 from exercises import ROOT, code_folded, tagged
 from plain import numbers, pages
+from print_book import offer
 from publishing import citation, page_head, publish
 from reference import entries, footer
 from search_index import write_index
@@ -182,6 +183,9 @@ def mend_page(app, pagename, templatename, context, doctree) -> None:
     unused = (*UNUSED, *([] if "sd-" in body else ["design"]))
     for files in (context.get("script_files", []), context.get("css_files", [])):
         files[:] = [one for one in files if not any(name in described(one) for name in unused)]
+    for button in (one for group in context.get("header_buttons", []) for one in group.get("buttons", [])):
+        if button.get("label") == "download-pdf-button":
+            button["text"] = "Print this page"
     context["book_page"] = page_head(app, pagename, context, doctree)
     context["book_cite"] = citation()
     # docutils calls a bibliography a list although its entries are no list items, which confuses screen readers
@@ -208,6 +212,7 @@ def finish(app, error) -> None:
     style.write_text(ICON_RULES.sub("", style.read_text(encoding="utf-8")), encoding="utf-8")
     write_index(Path(app.outdir), [f"book/{page}" for page in pages() if f"book/{page}" != STATEMENTS])
     publish(app)
+    offer(Path(app.outdir))
     # the download button hands out the notebook to work in: stubs, no solutions
     for offered in Path(app.outdir, "_sources", "book").rglob("*.ipynb"):
         name = offered.relative_to(Path(app.outdir, "_sources", "book")).with_suffix("").as_posix()

@@ -36,6 +36,16 @@
     else delete dataset.bsSpy;
   });
 
+  // On paper nothing scrolls: a formula that is too wide gets smaller, and a figure says where it moves.
+  addEventListener("beforeprint", () => {
+    const address = document.querySelector("link[rel=canonical]")?.href || location.pathname.split("/").pop();
+    for (const figure of document.querySelectorAll(".pdelab-explore")) figure.dataset.address = address;
+    for (const box of document.querySelectorAll("div.math")) {
+      const share = box.clientWidth / box.scrollWidth;
+      if (share < 1) box.style.fontSize = `${Math.floor(100 * share)}%`;
+    }
+  });
+
   addEventListener("load", () => {
     nameFolds();
     const typeset = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();

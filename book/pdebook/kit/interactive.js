@@ -34,17 +34,20 @@
   const stop = () => {
     clearInterval(timer);
     timer = 0;
+    says.setAttribute("aria-live", "polite");
     if (button) button.textContent = "▶ Play";
   };
   const step = (slider) => {
     if (Number(slider.value) === Number(slider.max)) return stop();
     slider.value = Number(slider.value) + 1;
+    if (Number(slider.value) === Number(slider.max)) says.setAttribute("aria-live", "polite");
     show();
   };
   const play = () => {
     if (timer) return stop();
     const slider = controls[data.play];
     if (Number(slider.value) === Number(slider.max)) slider.value = 0;
+    says.setAttribute("aria-live", "off");  // a film is not read aloud frame by frame; its end is
     show();
     timer = setInterval(() => step(slider), Math.max(60, Math.min(400, 6000 / slider.max)));
     button.textContent = "❚❚ Pause";

@@ -353,7 +353,7 @@ def _inline(root: ET.Element, alt: str) -> str:
 
 
 def _says(alt: str) -> str:
-    return f'<p class="says">{html.escape(alt)}</p>'
+    return f'<p class="says" aria-live="polite">{html.escape(alt)}</p>'
 
 
 def _webp(figure: Figure) -> str:
