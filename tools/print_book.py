@@ -2,7 +2,7 @@
 
     python tools/print_book.py [PAGE …]      _build/html/transformers-as-pdes.pdf; the book must be built
 
-A link to another page of the book becomes one inside the file. The pages then offer the file in their menu of downloads.
+A link to another page of the book becomes one inside the file. The pages then offer the file as a download.
 """
 
 import re
@@ -38,7 +38,7 @@ def printed(browser, path: Path) -> tuple[str, bytes]:
 
 
 def join(parts: list[tuple[str, str, bytes]], html: Path) -> BytesIO:
-    """(page, title, PDF) of each page as one file with bookmarks; what names a file on this disk leads inside or goes."""
+    """(page, title, PDF) of each page as one file with bookmarks; links to files on this disk lead inside or go."""
     from pypdf import PdfWriter
     from pypdf.generic import ArrayObject, DictionaryObject, NameObject
 

@@ -315,13 +315,14 @@ def test_no_text_is_cut_on_paper(browser, page):
         v.page.emulate_media(media="print")
         v.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         cut = v.page.locator("article :is(p, pre, td, th, img, svg, figure, mjx-container, li, caption)").evaluate_all(
-            f"""found => found.filter(e => e.getClientRects().length && e.getBoundingClientRect().right > {TEXT_WIDTH + 2})
+            f"""found => found.filter(e => e.getClientRects().length)
+                             .filter(e => e.getBoundingClientRect().right > {TEXT_WIDTH + 2})
                              .map(e => e.outerHTML.slice(0, 120))"""
         )
         assert cut == []
         hidden = v.page.locator("article :is(pre, table, .cell_output, .measured)").evaluate_all(
-            """found => found.filter(e => getComputedStyle(e).overflowX !== "visible" && e.scrollWidth > e.clientWidth + 2)
-                             .map(e => e.outerHTML.slice(0, 120))"""
+            """found => found.filter(e => getComputedStyle(e).overflowX !== "visible")
+                             .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.outerHTML.slice(0, 120))"""
         )
         assert hidden == []
 
