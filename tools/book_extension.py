@@ -15,6 +15,7 @@ from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
 from exercises import ROOT, code_folded, tagged
+from figures import frame_wide, mark_wide
 from plain import numbers, pages
 from print_book import offer
 from publishing import citation, page_head, publish
@@ -84,6 +85,7 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
             cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | prompts
         elif code_folded(cell):
             cell.metadata.setdefault("tags", []).append("hide-input")
+        mark_wide(cell)
         for output in cell.get("outputs", []):
             if markup := output.get("data", {}).get("text/html"):
                 linked = link_pages(markup, titles(), boxes(Path(app.srcdir, "book")), up)
@@ -191,7 +193,7 @@ def mend_page(app, pagename, templatename, context, doctree) -> None:
     # docutils calls a bibliography a list although its entries are no list items, which confuses screen readers
     context["body"] = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
     # myst-nb gives every fold of code one name for screen readers, in place of the words that it shows
-    context["body"] = context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    context["body"] = frame_wide(context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>"))
 
 
 def described(asset) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 from exercises import BOOK, ROOT, chapters, code_folded, student_edition, tagged
+from figures import show_untrusted
 from plain import numbers, plain
 
 from pdelab.files import write_atomically
@@ -38,11 +39,11 @@ def edition(name: str, which: str) -> nbformat.NotebookNode:
             continue
         if code_folded(cell) or tagged(cell, "check"):
             cell.metadata["jupyter"] = {"source_hidden": True}
-        for (
-            output
-        ) in cell.outputs:  # a viewer that does not trust the notebook would show its labels without the drawing
+        # a viewer that does not trust the notebook would show the labels of a figure to play with, and no drawing
+        for output in cell.outputs:
             if re.search("pdelab-(explore|play|digit)", output.get("data", {}).get("text/html", "")):
                 output["data"] = {"text/plain": "Run this cell for the figure to play with."}
+        show_untrusted(cell)
         if figure := cell.metadata.get("mystnb", {}).get("figure"):
             below = nbformat.v4.new_markdown_cell(f"**Figure {next(figures)}.** {plain(figure['caption'], name)}")
             below["id"] = f"{cell['id']}-caption"

@@ -11,7 +11,6 @@ import json
 import math
 import sys
 import time
-from base64 import b64decode
 
 import fonts
 import nbformat
@@ -27,7 +26,7 @@ COST = """import resource, sys
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 unit = 1e6 if sys.platform == "darwin" else 1e3
 print(sum(one.ru_utime + one.ru_stime for one in used), max(one.ru_maxrss for one in used) / unit)"""
-PICTURE = "fig-me-terms", BOOK / "_static" / "four_terms.png"  # the README's, from the chapter that draws it
+PICTURE = "fig-me-terms", BOOK / "_static" / "four_terms.svg"  # the README's, from the chapter that draws it
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -90,7 +89,7 @@ def keep_picture(notebook) -> None:
     figure, file = PICTURE
     for cell in notebook.cells:
         if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == figure:
-            file.write_bytes(b64decode(cell.outputs[0].data["image/png"]))
+            write_atomically(file, cell.outputs[0].data["image/svg+xml"] + "\n")
 
 
 def note_cost(name: str, **costs: tuple[float, int]) -> None:

@@ -14,14 +14,6 @@
     target.scrollIntoView({ behavior: "instant" });
   }
 
-  // A box that scrolls is a tab stop, since the arrow keys move it; a formula that fits is none.
-  function stops() {
-    for (const box of document.querySelectorAll("div.math, span.math, mjx-container[display='true']")) {
-      if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
-      else box.removeAttribute("tabindex");
-    }
-  }
-
   // sphinx-togglebutton calls every button "Toggle hidden content"; a screen reader should say the title that it opens.
   function nameFolds() {
     for (const button of document.querySelectorAll(".admonition-title > button.toggle-button")) {
@@ -49,7 +41,6 @@
   addEventListener("load", () => {
     nameFolds();
     const typeset = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
-    typeset.then(() => { stops(); land(); });
-    addEventListener("resize", stops);
+    typeset.then(land);
   });
 })();

@@ -1,7 +1,5 @@
 """The comparison of notebooks notices another picture, and only that: tests/pictures.py, tests/conftest.py."""
 
-import base64
-import io
 import os
 import subprocess
 import sys
@@ -14,11 +12,12 @@ import pictures
 import pytest
 from exercises import ROOT
 from nbclient import NotebookClient
-from PIL import Image
 
 from pdebook.kit import drawn
 
 DRAW = """import matplotlib.pyplot as plt, numpy as np
+from pdebook import plots
+plots.use_style()
 x = np.linspace(0, 6, 200)
 _ = plt.plot(x, np.{curve}(x))
 _ = plt.axis([0, 6, -1.1, 1.1])"""
@@ -26,10 +25,8 @@ WARN = "\nimport warnings; warnings.warn('a name will go', FutureWarning)"
 REPLACED = ["itself", "another figure", "a blank figure", "one pixel", "nothing", "itself, and a warning"]
 
 
-def encoded(picture):
-    stream = io.BytesIO()
-    picture.save(stream, format="png")
-    return {"image/png": base64.b64encode(stream.getvalue()).decode()}
+def blank(width, height):
+    return {"image/svg+xml": f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"></svg>'}
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +40,16 @@ def said(tmp_path_factory):
     notebook.cells = [nbformat.from_dict(deepcopy(sine) | {"id": f"cell-{n}"}) for n in range(len(REPLACED))]
     stored = {name: cell.outputs[0].data for name, cell in zip(REPLACED, notebook.cells, strict=True)}
     stored["another figure"].update(cosine.outputs[0].data)
-    stored["a blank figure"].update(encoded(Image.new("RGBA", size, "white")))
-    stored["one pixel"].update(encoded(Image.new("RGBA", (1, 1), "white")))
-    del stored["nothing"]["image/png"]
+    stored["a blank figure"].update(blank(*size))
+    stored["one pixel"].update(blank(1, 1))
+    del stored["nothing"]["image/svg+xml"]
     notebook.cells[-1].source += WARN
 
     folder = tmp_path_factory.mktemp("notebook")
     nbformat.write(notebook, folder / "replaced.ipynb")
     options = ["--nbval", "--nbval-current-env", "-c", os.devnull, "--rootdir", folder, "-rA"]
     beside = ROOT / "tests" / "children.py"  # brings conftest.py, as for the book, whose notebooks are not below it
-    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tools")])
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "tools", "book", ""))
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, beside, folder],
         cwd=folder,
@@ -91,16 +88,32 @@ def figure(curve):
     fig, ax = plt.subplots()
     ax.plot(np.linspace(0, 6, 200), curve)
     ax.axis([0, 6, -1.1, 1.1])
-    fig.canvas.draw()
-    picture = Image.fromarray(np.asarray(fig.canvas.buffer_rgba()))
+    data, _ = drawn.picture(fig)
     plt.close(fig)
-    return picture
+    return pictures.in_pixels(*data.popitem())
 
 
 def test_a_curve_that_moves_by_a_twentieth_of_its_axis_is_another_picture():
     sine = np.sin(np.linspace(0, 6, 200))
     assert pictures.distance(figure(sine), figure(sine + 1e-6)) == 0
     assert pictures.distance(figure(sine), figure(sine + 0.11)) > pictures.TOLERANCE
+
+
+def test_a_figure_is_drawn_as_svg_the_same_each_time_and_a_dense_cloud_as_sharp_png():
+    def cloud(points):
+        fig, ax = plt.subplots(figsize=(4, 3))
+        ax.scatter(*np.random.default_rng(0).normal(size=(2, points)))
+        found = drawn.picture(fig)
+        plt.close(fig)
+        return found
+
+    (data, noted), again = cloud(20), cloud(20)
+    assert list(data) == list(noted) == ["image/svg+xml"]
+    assert (data, noted) == again
+
+    data, noted = cloud(5000)
+    assert list(data) == list(noted) == ["image/png"]
+    assert pictures.in_pixels(*data.popitem()).width == pytest.approx(2 * noted["image/png"]["width"], abs=1)
 
 
 def described(curve):

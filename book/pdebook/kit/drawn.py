@@ -1,10 +1,13 @@
-"""The numbers behind a figure, stored with its picture in a notebook: a test compares them, as no eye does.
+"""A figure's picture in a notebook, and with it the numbers behind it: a test compares them, as no eye does.
 
 A picture in a notebook carries as metadata, for every axes, its limits and of every curve, cloud, bar and image the
 number of points, their mean and their standard deviation: in units of the axis, logarithms where it is logarithmic.
 """
 
+import base64
+import io
 import json
+import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -14,8 +17,12 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from PIL import Image
+
+from pdebook.kit.svg import DPI, svg
 
 DIGITS = 4  # significant ones that are stored
+HEAVY = 150_000  # characters: a cloud of thousands of points is lighter as PNG
 
 
 def describe(figure: Figure) -> list[dict]:
@@ -60,19 +67,24 @@ def _rounded(numbers: np.ndarray) -> list[float]:
     return [float(f"{number:.{DIGITS}g}") for number in numbers]
 
 
+def picture(figure: Figure) -> tuple[dict, dict]:
+    """The figure as a notebook stores it, and beside it its numbers: SVG, or where that is heavy PNG."""
+    numbers = {"drawn": json.dumps(describe(figure))}  # as text, one line of the file
+    drawn = ET.tostring(svg(figure, bbox_inches="tight"), encoding="unicode")
+    if len(drawn) <= HEAVY:
+        return {"image/svg+xml": drawn}, {"image/svg+xml": numbers}
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=DPI, bbox_inches="tight")
+    width = round(Image.open(stream).width * 96 / DPI)  # in pixels of a page, whatever the screen
+    png = base64.b64encode(stream.getvalue()).decode()
+    return {"image/png": png}, {"image/png": numbers | {"width": width}}
+
+
 def describe_figures() -> None:
     """From now on the pictures of this notebook carry their numbers; outside a notebook nothing happens."""
     shell = get_ipython()
     if shell is None:
         return
     plt.switch_backend(mpl.get_backend())  # else the way to draw would be set with the first figure
-    formatter = shell.display_formatter.formatters["image/png"]
-    draw = formatter.type_printers.get(Figure)
-    if draw is None or getattr(draw, "describes", False):
-        return
-
-    def draw_and_describe(figure: Figure):
-        return draw(figure), {"drawn": json.dumps(describe(figure))}  # as text, one line of the file
-
-    draw_and_describe.describes = True
-    formatter.for_type(Figure, draw_and_describe)
+    shell.display_formatter.formatters["image/png"].pop(Figure, None)
+    shell.display_formatter.mimebundle_formatter.for_type(Figure, picture)

@@ -14,7 +14,6 @@ import json
 import math
 import re
 import sys
-import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -23,11 +22,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from pdebook.kit.plots import STYLE
+from pdebook.kit.svg import HREF, SVG, svg
 
 MAX_FRAMES = 150
-
-_SVG = "{http://www.w3.org/2000/svg}"
-_HREF = "{http://www.w3.org/1999/xlink}href"
 
 _SCRIPT = files("pdebook.kit").joinpath("interactive.js").read_text(encoding="utf-8")
 
@@ -103,7 +100,7 @@ class Explorer:
         self._places = _places(figures[self._at_start], {name: self.values[name] for name in click}) if click else None
         self._click = click
         self.alts = [self._alt_text(values, figure) for values, figure in zip(combinations, figures, strict=True)]
-        curves = _as_curves([_svg(figure) for figure in figures], self._at_start)
+        curves = _as_curves([svg(figure, "none") for figure in figures], self._at_start)
         if curves is None:
             self.kind = "frames"
             self._slots, self._frames = [], [_webp(figure) for figure in figures]
@@ -216,7 +213,7 @@ class Explorer:
         try:
             figure = self._figure(values)
             alt = self._alt_text(values, figure)
-            drawn = _inline(_svg(figure), alt) if self.kind == "curves" else _image(_webp(figure), alt)
+            drawn = _inline(svg(figure, "none"), alt) if self.kind == "curves" else _image(_webp(figure), alt)
             return drawn + _says(alt)
         except Exception as error:
             return f"<pre>draw stopped with {html.escape(type(error).__name__)}: {html.escape(str(error))}</pre>"
@@ -291,34 +288,6 @@ def _text(value) -> str:
     return short.replace("-", "−")
 
 
-def _svg(figure: Figure) -> ET.Element:
-    """The figure as an SVG tree that can stand inside a page: no prolog, no global style, short numbers."""
-    buffer = io.StringIO()
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a glyph that matplotlib's font lacks is drawn by the browser
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    root = ET.fromstring(buffer.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (f"{_SVG}style", f"{_SVG}metadata"):
-                parent.remove(child)
-    for defs in [child for child in root if child.tag == f"{_SVG}defs" and len(child) == 0]:
-        root.remove(defs)
-    used = set(re.findall(r"#([\w-]+)", ET.tostring(root, encoding="unicode")))
-    for element in root.iter():
-        if element.get("id") not in used:
-            element.attrib.pop("id", None)
-        if path := element.get("d"):
-            element.set("d", _shorten(path))
-        element.text, element.tail = (element.text or "").strip() or None, None
-    return root
-
-
-def _shorten(path: str) -> str:
-    """Coordinates to a tenth of a point: finer than a screen shows."""
-    return re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), re.sub(r"\s+", " ", path)).strip()
-
-
 def _as_curves(trees: Sequence[ET.Element], at_start: int):
     """(start tree, slots, frames) if the trees differ in coordinates and words only; else None.
 
@@ -329,7 +298,7 @@ def _as_curves(trees: Sequence[ET.Element], at_start: int):
     if (
         len(shapes) > 1
         or len({tree.get("viewBox") for tree in trees}) > 1
-        or any(e.tag == f"{_SVG}image" for e in lists[0])
+        or any(e.tag == f"{SVG}image" for e in lists[0])
     ):
         return None
     slots = []
@@ -338,12 +307,10 @@ def _as_curves(trees: Sequence[ET.Element], at_start: int):
         if len({e.text for e in together}) > 1:
             slots.append((number, ""))
     frames = [[elements[n].get(key) if key else elements[n].text or "" for n, key in slots] for elements in lists]
-    return trees[at_start], [(n, "href" if key == _HREF else key) for n, key in slots], frames
+    return trees[at_start], [(n, "href" if key == HREF else key) for n, key in slots], frames
 
 
 def _inline(root: ET.Element, alt: str) -> str:
-    ET.register_namespace("", _SVG[1:-1])
-    ET.register_namespace("xlink", _HREF[1:].partition("}")[0])
     body = "".join(ET.tostring(child, encoding="unicode") for child in root)
     body = re.sub(r' xmlns(:\w+)?="[^"]+"', "", body).replace("xlink:href", "href")
     return (

@@ -26,18 +26,29 @@
 
   /** All lines of a drawing, [from, to]; a stroke of one point is a dot. */
   const lines = (strokes) =>
-    strokes.flatMap((stroke) => stroke.map((point, k) => [stroke[Math.max(0, k - 1)], point]).slice(stroke.length > 1));
+    strokes.flatMap((stroke) =>
+      stroke.length > 1 ? stroke.slice(1).map((point, k) => [stroke[k], point]) : [[stroke[0], stroke[0]]]
+    );
 
   /** Count the black pixels of each block: 64 shares from 0 to 1, for lines of a pen with this radius. */
   const blocks = (drawn, radius) => {
-    const counts = new Float64Array((SIDE / BLOCK) ** 2);
-    for (let row = 0; row < SIDE; row++) {
-      for (let column = 0; column < SIDE; column++) {
-        const black = drawn.some(([a, b]) => squaredDistance(column + 0.5, row + 0.5, a, b) <= radius * radius);
-        const block = Math.floor(row / BLOCK) * (SIDE / BLOCK) + Math.floor(column / BLOCK);
-        if (black) counts[block] += 1 / BLOCK ** 2;
+    const black = new Uint8Array(SIDE * SIDE);
+    for (const [a, b] of drawn) {
+      // the pixels that the pen may reach, and no others
+      const first = [0, 1].map((axis) => Math.max(0, Math.floor(Math.min(a[axis], b[axis]) - radius)));
+      const last = [0, 1].map((axis) => Math.min(SIDE, Math.ceil(Math.max(a[axis], b[axis]) + radius)));
+      for (let row = first[1]; row < last[1]; row++) {
+        for (let column = first[0]; column < last[0]; column++) {
+          const near = squaredDistance(column + 0.5, row + 0.5, a, b) <= radius * radius;
+          if (near) black[row * SIDE + column] = 1;
+        }
       }
     }
+    const counts = new Float64Array((SIDE / BLOCK) ** 2);
+    black.forEach((is, k) => {
+      const [row, column] = [Math.floor(k / SIDE), k % SIDE];
+      counts[Math.floor(row / BLOCK) * (SIDE / BLOCK) + Math.floor(column / BLOCK)] += is / BLOCK ** 2;
+    });
     return counts;
   };
 
