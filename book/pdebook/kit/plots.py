@@ -1,4 +1,4 @@
-"""One figure style for the whole book. Figures are drawn on white, for paper and for notebooks; a page in the dark turns
+"""One figure style for the whole book. Figures are drawn on white, for paper and notebooks; a page in the dark turns
 light and dark around (book/_static/custom.css). This module draws and computes nothing."""
 
 from collections.abc import Mapping, Sequence
