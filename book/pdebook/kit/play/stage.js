@@ -147,7 +147,6 @@
       const seen = new MutationObserver(() => this.draw()); // a page or JupyterLab changed between light and dark
       seen.observe(document.documentElement, { attributeFilter: ["data-theme", "data-mode"] });
       seen.observe(document.body, { attributeFilter: ["data-jp-theme-light", "class"] });
-      if (this.given.run && !still.matches) this.whenSeen(() => this.play());
     }
 
     // ---- settings, from the cell, from a quest or from the address
@@ -168,7 +167,8 @@
       this.fillControls();
       this.showQuest();
       this.stop();
-      this.at = bare || quest ? null : this.given.layer ?? null;
+      this.setsOut = this.given.run && !this.run && !still.matches;
+      this.at = bare || quest ? null : this.given.layer ?? (this.setsOut ? 0 : null);
       this.toEnd = this.at === null;
       this.compute();
     }
@@ -268,6 +268,8 @@
       this.draw();
       this.judgeSoon();
       this.writeSoon();
+      if (this.setsOut) this.whenSeen(() => this.play());
+      this.setsOut = false;
       if (this.again) {
         this.again = false;
         this.compute();
