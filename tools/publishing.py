@@ -10,7 +10,7 @@ import yaml
 from docutils import nodes
 
 ROOT = Path(__file__).resolve().parents[1]
-CARD = "_static/four_terms.png"  # the picture that a link in a message shows
+CARD = "_static/card.png"  # the picture that a link in a message shows
 LICENCES = ("LICENSE", "LICENSE-TEXT")
 SIGNS = dict(
     zip(

@@ -4,13 +4,13 @@ import os
 import re
 from html import unescape
 from io import BytesIO
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 from print_book import NAME, PRINT_BUTTON, join, offer
 from print_book import printed as on_paper
-from publishing import citation, description, plain_formula
+from publishing import CARD, citation, description, plain_formula
 from pypdf import PdfReader
 from search_index import places, printed
 from visits import HTML, PAGES, Visit, visit
@@ -245,7 +245,7 @@ def test_a_page_claims_an_address_only_where_one_is_known():
     address = os.environ.get("BOOK_ADDRESS", "")
     for page in READ:
         assert bool(re.search("canonical", head(page))) == bool(address), page
-        assert f'content="{address.rstrip("/")}/_static/four_terms.png"' in head(page) or not address, page
+        assert f'content="{address.rstrip("/")}/_static/card.png"' in head(page) or not address, page
     assert (HTML / "sitemap.xml").exists() == bool(address)
 
 
@@ -298,8 +298,8 @@ def test_menus_and_maps_use_titles():
 
 
 def test_the_card_of_a_link_is_a_picture_of_the_book():
-    card = Path(HTML / "_static" / "four_terms.png").read_bytes()
-    assert card.startswith(b"\x89PNG")
+    with Image.open(HTML / CARD) as card:
+        assert (card.format, card.size) == ("PNG", (1200, 630))  # the size that messengers ask for
 
 
 # Paper
