@@ -12,7 +12,8 @@ PHONE = {"width": 390, "height": 800}
 FIGURE = "div.cell_output img"
 CUT = """() => {
     const boxes = [...document.querySelectorAll(".math, mjx-container, .scrolls")];
-    return boxes.filter((box) => box.clientWidth && box.scrollWidth - box.clientWidth > 1);
+    const scroll = boxes.filter((box) => box.clientWidth && getComputedStyle(box).overflowX === "auto");
+    return scroll.filter((box) => box.scrollWidth - box.clientWidth > 1);
 }"""
 
 
@@ -72,7 +73,7 @@ def test_no_markdown_is_left_in_the_words_of_a_page(phone):
     """Stars and backquotes around words, outside code, formulas and the signatures of the reference."""
     words = phone.evaluate(
         r"""() => {
-            const page = document.querySelector("article").cloneNode(true);
+            const page = document.querySelector("main, body").cloneNode(true);
             const other = "code, pre, script, style, svg, mjx-container, .math, .sig";
             page.querySelectorAll(other).forEach((e) => e.remove());
             return page.textContent.match(/(?<![\w*])\*{1,2}[\w“][^*\n]*?\*{1,2}(?!\w)|`[^`\n]+`/g) ?? [];
