@@ -135,6 +135,11 @@ PAIR = evidence(figure="f", control="c")
         ({"kind": "theorem", "rule": "untestable"}, "reason: it goes with the rule untestable"),
         ({"reason": "vague"}, "reason: it goes with the rule untestable"),
         ({"fault": "a slip"}, "fault: a slip is not among minus-u, "),
+        ({"see": {"at": "beta=6"}}, "see.look: is missing"),
+        ({"see": {"at": "beta=600", "look": "so"}}, "see.at: beta must be a number from 0 to 25; not 600"),
+        ({"see": {"at": "bet=6", "look": "so"}}, "see.at: there is no setting 'bet'"),
+        ({"see": {"at": "norm=none&beta=6", "look": "so"}}, "see.at: the playground writes 'beta=6&norm=none'"),
+        ({"see": {"at": "beta=four", "look": "so"}}, "see.at: beta must be a number from 0 to 25; not 'four'"),
         ({"reading": {"text": "so"}}, "reading.date: is missing"),
         ({"others": [{"figure": "f"}]}, "others.0.name: is missing"),
         (

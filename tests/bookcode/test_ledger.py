@@ -88,6 +88,12 @@ def test_a_reading_and_a_slip_stand_in_the_entry(store):
     assert "<dt>One slip in several entries</dt><dd>the -u beside" in page
 
 
+def test_an_entry_links_to_the_state_of_the_playground_that_shows_it(store):
+    claim = Claim(**entry(see={"at": "beta=6&norm=none", "look": "$a<b$"}))
+    link = '<a href="playground.ipynb#beta=6&amp;norm=none">in the playground</a>'
+    assert f"<dt>See it</dt><dd>{link}: \\(a&lt;b\\)</dd>" in ledger.table([judge(claim, store)])._repr_html_()
+
+
 def test_counts_by_kind_and_by_source_add_up_and_a_slip_that_has_a_name_stands_in_several_entries():
     outcomes = ledger.judge_all()
     kinds, sources = ledger.by_kind(outcomes), ledger.by_source(outcomes)

@@ -3,8 +3,9 @@
 No verdict stands here. What is compared, with which tolerance and controls, is our choice and stands in `protocol` and
 `evidence`; and so is whether our repair adds hypotheses to the printed statement (`condition`) or puts another in its
 place (`replacement`). `reading` is what was settled before the run that decides, with its day; `others` are further
-readings, whose verdicts are computed beside it. `fault` is one name for one slip that stands in several entries. A
-fault in the file is a ValueError that names the line, the claim and the field.
+readings, whose verdicts are computed beside it. `fault` is one name for one slip that stands in several entries; `see`
+is a state of the playground that shows the reason. A fault in the file is a ValueError that names the line, the claim
+and the field.
 """
 
 import datetime
@@ -19,6 +20,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
+from pdebook.kit.play import at
 from pdebook.ledger.record import data_folder, names_in
 from pdebook.ledger.sources import experiments
 from pdelab.options import choose
@@ -109,6 +111,15 @@ class Dated(TypedDict):
     text: Annotated[str, Field(min_length=1)]
 
 
+class See(TypedDict):
+    """Where the playground shows it: the settings as the address that its link has, and what to look at."""
+
+    __pydantic_config__ = STRICT
+
+    at: Annotated[str, Field(min_length=1)]
+    look: Annotated[str, Field(min_length=1)]
+
+
 @dataclass(frozen=True, config=STRICT)
 class Claim:
     """One entry of claims.yml, in its order of fields."""
@@ -130,6 +141,7 @@ class Claim:
     fault: Names = Field(default_factory=list)
     reading: Dated | None = None
     others: list[Other] = Field(default_factory=list)
+    see: See | None = None
     reply: Dated | None = None
 
     @model_validator(mode="after")
@@ -339,6 +351,8 @@ def read_claims(path: Path | str | None = None) -> list[Claim]:
 
     def build(**entry) -> Claim:
         claim = Claim(**entry)
+        if claim.see:
+            _check_address(claim.see["at"])
         if claim.evidence:
             choose("evidence.experiment:", claim.evidence.get("experiment"), experiments())
             for other in claim.others:  # an entry of its own would be refused in the same words
@@ -348,6 +362,16 @@ def read_claims(path: Path | str | None = None) -> list[Claim]:
     claims = read_entries(path, "claim", build)
     refuse_twins(path, claims)
     return claims
+
+
+def _check_address(address: str) -> None:
+    """The settings are there, and written as the playground writes them: copied from its link."""
+    try:
+        written = at(address).address
+    except ValueError as fault:
+        raise ValueError(f"see.at: {fault}") from None
+    if written != address:
+        raise ValueError(f"see.at: the playground writes {written!r}; not {address!r}")
 
 
 def by_anchor(entries: Iterable) -> dict[str, list[str]]:

@@ -72,7 +72,9 @@ def at(address: str) -> "Play":
     """
     known = _settings()
     given = dict(parse_qsl(address, strict_parsing=True))
-    return play(**{name: value if "choices" in known.get(name, ()) else float(value) for name, value in given.items()})
+    return play(
+        **{name: value if "choices" in known.get(name, ()) else _number(value) for name, value in given.items()}
+    )
 
 
 class Play:
@@ -218,6 +220,14 @@ def _value(name: str, value):
     if abs(nearest - value) > 1e-9:
         raise ValueError(f"{name} goes in steps of {step}, nearest is {nearest:g}; not {value!r}")
     return int(value) if value == int(value) else float(value)
+
+
+def _number(text: str) -> float | str:
+    """The number that a text is, or the text itself, which `_value` refuses."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _token(token) -> int:
