@@ -14,7 +14,6 @@ from pdelab import Coupling, Diffusion, Interaction, MasterEquation, Reaction, s
 from pdelab.field import BOUNDARIES, laplacian_eigenvalues
 from pdelab.formulas import centres
 from pdelab.metrics.diffusivity import position_slope
-from pdelab.metrics.jacobian import jacobian
 from pdelab.seeds import normal
 
 # The heat equation on a grid
@@ -276,17 +275,6 @@ def test_a_window_on_a_ring_is_even_and_a_causal_one_looks_behind_only():
     assert (even * r).sum(-1).abs().max() < 1e-12
     assert causal[r > 0].max() == 0
     assert ((causal * r).sum(-1) < -0.05).all()
-
-
-def test_a_poke_is_a_column_of_the_jacobian_of_the_whole_stack():
-    window = laws.ring_window(7, 0.2)
-    f, u = drawn(lambda: Reaction(3, 8, activation="tanh"), 0), normal(0, "poked", size=(1, 7, 3))
-
-    def layer(v):
-        return window @ v + f(v)
-
-    whole = jacobian(lambda v: layer(layer(v)), u)
-    torch.testing.assert_close(laws.poke(layer, u, 2, 2)[2], whole[0, :, 0, 2, 0])
 
 
 def test_a_shift_of_the_ring_moves_a_wave_and_two_neighbours_damp_it_by_a_cosine():

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from pdelab.field import Field, Mask, laplacian, laplacian_eigenvalues, positions
 from pdelab.formulas import centres
 from pdelab.metrics.diffusivity import moment
-from pdelab.metrics.jacobian import derivative
 from pdelab.seeds import normal, seeded, stream
 from pdelab.terms.base import choose
 from pdelab.terms.diffusion import Diffusion
@@ -190,17 +189,6 @@ def ring_window(tokens: int, width: float, *, causal: bool = False) -> Tensor:
     r = ring_distance(tokens)
     scores = -((r / width) ** 4)
     return (scores.masked_fill(r > 0, -math.inf) if causal else scores).softmax(dim=-1)
-
-
-def poke(layer: Callable[[Field], Field], u: Field, token: int, depth: int) -> Tensor:
-    """∂u_ℓ/∂u₀ along feature 0 of one token, read at feature 0, after ℓ = 0, …, depth layers: (depth + 1, token)."""
-    w = torch.zeros_like(u)
-    w[:, token, 0] = 1
-    answers = [w]
-    for _ in range(depth):
-        u, w = layer(u), derivative(layer, u, w)
-        answers.append(w)
-    return torch.stack(answers)[:, 0, :, 0]
 
 
 # Attention by position

@@ -1036,7 +1036,7 @@
       c.beginPath();
       c.rect(left, top - 4, right - left + 6, bottom - top + 8);
       c.clip();
-      pale.forEach((one, k) => this.drawPale(c, one, 0.8 - 0.4 * (k % 3), { line, across, up, top }));
+      pale.forEach((one, k) => this.drawPale(c, one, [0.5, 0.25, 0.75][k % 3], { line, across, up, top }));
       line(values, this.colour.hit, 2);
       for (const points of lines) line(points, this.colour.fg, 1.5, [5, 4]);
       if (Number.isFinite(values[layer])) {
