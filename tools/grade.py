@@ -1,0 +1,164 @@
+"""Grade the submissions of a class.
+
+    python tools/grade.py hw1 SUBMISSIONS [--gradebook export.csv] [--marks marks.csv] [--out FOLDER]
+
+SUBMISSIONS is a folder or a zip, as Canvas or Moodle exports it, or one folder per student. Every submission runs in a
+process of its own. Stopped by Ctrl-C, the same command goes on; what did not change is not graded again. Written are
+grades.csv, feedback/STUDENT.html, answers/LABEL.html for answers in words with marks.csv to fill in, and a copy of the
+gradebook with its column filled.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from assignment import FOLDER
+from exercises import ROOT
+from grading import isolation, report
+from grading.judge import Judge, Outcome
+from grading.kit import Kit
+from grading.submissions import Submission, read_class
+from tqdm import tqdm
+
+import pdelab
+from pdelab.files import write_atomically
+
+
+def secret_of(folder: Path) -> str:
+    """The course's own, made once: from it the inputs are drawn that no student has seen."""
+    path = folder / "secret"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16) + "\n")
+        path.chmod(0o600)
+    return path.read_text(encoding="utf-8").strip()
+
+
+class Records:
+    """The outcome of each submission on disk, so that a run goes on where it was stopped."""
+
+    def __init__(self, folder: Path, kit: Kit, secret: str):
+        self.folder = folder
+        self.of_kit = json.dumps(asdict(kit), sort_keys=True) + secret
+
+    def path(self, submission: Submission) -> Path:
+        return self.folder / f"{file_name(submission.student)}.json"
+
+    def digest(self, submission: Submission) -> str:
+        held = submission.content or b""
+        return hashlib.sha256(self.of_kit.encode() + submission.student.encode() + b"\n" + held).hexdigest()
+
+    def read(self, submission: Submission) -> list[Outcome] | None:
+        path = self.path(submission)
+        if not path.exists():
+            return None
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return [Outcome(**one) for one in held["outcomes"]] if held["of"] == self.digest(submission) else None
+
+    def write(self, submission: Submission, outcomes: Sequence[Outcome]) -> None:
+        held = {"of": self.digest(submission), "outcomes": [asdict(one) for one in outcomes]}
+        write_atomically(self.path(submission), json.dumps(held, ensure_ascii=False) + "\n")
+
+
+def file_name(student: str) -> str:
+    """A name that a file can have; two students never share one."""
+    plain = re.sub(r"[^\w-]+", "_", student).strip("_")[:60]
+    return plain if plain == student else f"{plain}-{hashlib.sha256(student.encode()).hexdigest()[:8]}"
+
+
+def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
+    """Grade the class and write everything; gives back lines to print at the end."""
+    secret = secret_of(out.parent)
+    judge, records = Judge(kit, secret, [place, out]), Records(out / "records", kit, secret)
+    graded, numbers, shapes = {}, {}, {}
+    with tqdm(list(read_class(place, kit)), unit="student") as bar:
+        for submission in bar:
+            bar.set_postfix_str(submission.student[:20])
+            outcomes = records.read(submission)
+            if outcomes is None:
+                outcomes = judge.outcomes(submission)
+                records.write(submission, outcomes)
+            graded[submission.student], numbers[submission.student] = outcomes, submission.number
+            if not submission.fault:
+                shapes[submission.student] = {one.label: submission.shape(one) for one in kit.exercises}
+    if not graded:
+        raise ValueError(f"SUBMISSIONS has no file; {place} is empty")
+
+    keys = {
+        (student, one.label): hashlib.sha256(f"{secret}{student}{one.label}".encode()).hexdigest()[:6]
+        for student in graded
+        for one in kit.exercises
+    }
+    marked = report.read_marks(marks.read_text(encoding="utf-8"), kit, keys) if marks else {}
+    same = report.copies(kit, shapes)
+    extra = {}
+    for student, outcomes in graded.items():
+        flags = [f"{one.label}: {flag}" for one in outcomes for flag in one.flags] + same.get(student, [])
+        extra[student] = {
+            "look at": "; ".join(flags),
+            "version": pdelab.__version__,
+            "seed": hashlib.sha256(secret.encode()).hexdigest()[:12],
+            "isolation": isolation.kind(),
+        }
+        page = report.feedback(kit, student, outcomes, marked.get(student, {}))
+        report.write(out / "feedback" / f"{file_name(student)}.html", page)
+    for number, exercise in enumerate(kit.exercises):
+        if not exercise.coded:
+            answers = [(keys[student, exercise.label], found[number].answer) for student, found in graded.items()]
+            page = report.side_by_side(exercise, answers, int(secret[:8], 16))
+            report.write(out / "answers" / f"{exercise.label}.html", page)
+    text = report.table(kit, graded, extra, marked)
+    report.write(out / "grades.csv", text)
+    if to_fill := report.marks_to_fill(kit, graded, keys, marked):
+        report.write(out / "marks.csv", to_fill)
+
+    lines = [f"{len(graded)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
+    if isolation.kind() == isolation.HOOK:
+        lines.append("An audit hook is no boundary: for strangers' code, grade inside a container.")
+    if to_fill and not marks:
+        lines.append(f"Answers in words: read {out / 'answers'}, fill in marks.csv, then give it as MARKS.")
+    if gradebook:
+        totals = {row["student"]: float(row["total"]) for row in csv.DictReader(text.splitlines())}
+        filled, missing = report.fill(gradebook.read_text(encoding="utf-8-sig"), kit, totals, numbers)
+        report.write(out / gradebook.name, filled)
+        lines.append(f"Gradebook filled: {out / gradebook.name}")
+        lines += [f"Not in the gradebook: {', '.join(missing)}"] if missing else []
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="grade the submissions of a class")
+    parser.add_argument("name", help="of the assignment")
+    parser.add_argument("submissions", type=Path, help="a folder or a zip")
+    parser.add_argument("--gradebook", type=Path, help="a Canvas or Moodle export, of which a filled copy is made")
+    parser.add_argument("--marks", type=Path, help="marks.csv with points for answers in words")
+    parser.add_argument("--out", type=Path, help="where to write; default: _build/assignments/NAME/graded")
+    options = parser.parse_args()
+    kit = FOLDER / options.name / "kit.json"
+    if not kit.exists():
+        parser.error(f"there is no assignment {options.name}. Next: make assignment NAME={options.name} EXERCISES=…")
+    for given in (options.submissions, options.gradebook, options.marks):
+        if given is not None and not given.exists():
+            parser.error(f"{given} does not exist")
+    out = (options.out or FOLDER / options.name / "graded").resolve()
+    files = {"marks": options.marks, "gradebook": options.gradebook}
+    try:
+        lines = grade(Kit.read(kit), options.submissions.resolve(), out, **files)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped. What is graded is kept; the same command goes on.", file=sys.stderr)
+        return 130
+    print("\n".join(lines).replace(f"{ROOT}/", ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""Run the official checks of an assignment on the answers of one submission, which live in another process."""
+
+import contextlib
+import copy
+import difflib
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from grading import codec, isolation
+from grading.kit import Exercise, Kit
+from grading.submissions import Submission
+from pdebook import check
+
+SECONDS, START = 10.0, 90.0  # that a call, and all cells of a submission together, may take
+DRAWS = 20  # further inputs that an answer must agree on with the solution
+
+
+class Ended(Exception):
+    """The worker is gone, or had to be stopped."""
+
+
+class Worker:
+    """A submission that runs in a process of its own, to call its functions by name.
+
+    Each chapter has names of its own there, so that one chapter's setup does not change another's.
+    """
+
+    def __init__(self, hidden: Sequence[Path]):
+        self.folder = tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True)
+        ours, theirs = _pipes()
+        environment = {"PATH": os.environ["PATH"], "HOME": self.folder.name, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            isolation.command(hidden, *theirs),
+            pass_fds=theirs,
+            cwd=self.folder.name,
+            env=environment | {"MPLCONFIGDIR": self.folder.name},
+            preexec_fn=isolation.limit,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for end in theirs:
+            os.close(end)
+        self.read, self.write = ours
+        self.buffer = b""
+        self.codec = codec.Codec(self.call, objects=True, reads_objects=False)
+
+        self.parts: dict[str, dict] = {}  # chapter -> the problems of its cells and the functions that they define
+        hook = isolation.kind() == isolation.HOOK
+        folders = {"hidden": list(map(str, hidden)), "kept": list(map(str, isolation.kept()))}
+        self._send(folders if hook else {"hidden": []})
+
+    def begin(self, chapter: str, setup: Sequence[str], cells: Sequence[tuple[int, str]]) -> None:
+        """Run the setup of a chapter and the student's cells."""
+        self._send({"begin": chapter, "setup": list(setup), "cells": list(cells)})
+        hello = self._receive(START)
+        self.parts[chapter] = {"problems": hello.get("problems", []), "functions": hello.get("functions", [])}
+
+    def functions(self, chapter: str) -> Callable:
+        """call(name, arguments) for the names of a chapter."""
+        return lambda name, arguments: self.call([chapter, name], arguments)
+
+    def call(self, function: list[str] | int, arguments: Sequence) -> object:
+        """What a function of the student's gives back; its error is raised again, by its name and words.
+
+        function: chapter and name, or the number of one that was given back.
+        """
+        self._send({"call": function, "arguments": self.codec.encode(list(arguments))})
+        try:
+            reply = self._answer(SECONDS + 5)  # the check's own limit comes first, with better words
+        except BaseException:  # the check's own limit among them: the worker is in the middle of something
+            self.stop()
+            raise
+        if reply.get("changed"):
+            _change(list(arguments), self.codec.decode(reply["changed"]))
+        if reply.get("error"):
+            raise _error(str(reply["error"]), str(reply.get("text", "")))
+        return self.codec.decode(reply["answer"])
+
+    def _answer(self, seconds: float) -> dict:
+        """The answer to a call; on the way the worker may call functions that were handed to it."""
+        while True:
+            message = self._receive(seconds)
+            if "answer" in message:
+                return message
+            try:
+                function = self.codec.functions[message["call"]]
+                value = function(*self.codec.decode(message["arguments"]))
+                self._send({"answer": self.codec.encode(value)})
+            except Exception as error:
+                self._send({"answer": None, "error": f"{type(error).__name__}: {error}"})
+
+    def _send(self, message: dict) -> None:
+        try:
+            with os.fdopen(os.dup(self.write), "wb") as pipe:
+                pipe.write(codec.line(message))
+        except OSError as error:
+            self.stop()
+            raise Ended("ended the process") from error
+
+    def _receive(self, seconds: float) -> dict:
+        end = time.monotonic() + seconds
+        while b"\n" not in self.buffer:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.read], [], [], left)[0]:
+                self.stop()
+                raise TimeoutError(f"took longer than {seconds:g} seconds")
+            part = os.read(self.read, 1 << 20)
+            if not part or len(self.buffer) > codec.LONGEST:
+                self.stop()
+                raise Ended("ended the process, ran out of memory, or used up the time of the processor")
+            self.buffer += part
+        text, _, self.buffer = self.buffer.partition(b"\n")
+        try:
+            message = json.loads(text)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            self.stop()
+            raise Ended("wrote into the pipe of the grader")
+        return message
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.stop()
+        for end in (self.read, self.write):
+            os.close(end)
+        self.folder.cleanup()
+
+
+def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """(read, write) for us and for the worker."""
+    (read, their_write), (their_read, write) = os.pipe(), os.pipe()
+    return (read, write), (their_read, their_write)
+
+
+def _error(name: str, text: str) -> Exception:
+    """An error of the worker's, by its name: the checks tell NotImplementedError from all others."""
+    kind = NotImplementedError if name == "NotImplementedError" else type(name, (Exception,), {})
+    return kind(text)
+
+
+def _change(old: object, new: object) -> None:
+    """Carry over what the function changed in place, so that a check sees it."""
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        for mine, theirs in zip(old, new, strict=False):
+            _change(mine, theirs)
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() & new.keys():
+            _change(old[key], new[key])
+    elif new is not None and getattr(old, "shape", None) == getattr(new, "shape", ()):
+        old[...] = new
+
+
+@dataclass
+class Outcome:
+    """What came of one exercise: points, the words for the student, flags for a human, and seconds."""
+
+    label: str
+    points: float
+    words: str
+    flags: list[str] = field(default_factory=list)
+    answer: str = ""  # in words, or the code of the answer
+    seconds: float = 0.0
+
+
+class Running:
+    """The process of one submission, begun anew when it died; cells that did not end once are not tried again."""
+
+    def __init__(self, submission: Submission, hidden: Sequence[Path]):
+        self.submission, self.hidden = submission, hidden
+        self.process: Worker | None = None
+        self.failed: dict[str, Exception] = {}  # by chapter
+
+    def worker(self, exercise: Exercise) -> Worker:
+        """A living process in which the exercise's chapter has begun."""
+        if exercise.chapter in self.failed:
+            raise self.failed[exercise.chapter]
+        if self.process is None or not self.process.alive:
+            self.close()
+            self.process = Worker(self.hidden)
+        if exercise.chapter not in self.process.parts:
+            try:
+                self.process.begin(exercise.chapter, exercise.setup, self.submission.cells_of(exercise))
+            except (TimeoutError, Ended) as error:
+                self.failed[exercise.chapter] = error
+                raise
+        return self.process
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+class Judge:
+    """Judges the submissions of one assignment. secret: the course's own, from which further inputs are drawn."""
+
+    def __init__(self, kit: Kit, secret: str, hidden: Sequence[Path] = ()):
+        self.kit, self.secret, self.hidden = kit, secret, isolation.hidden(*hidden)
+        self._names: dict[str, dict] = {}  # of a chapter's setup, run once
+
+    def outcomes(self, submission: Submission) -> list[Outcome]:
+        """One outcome per exercise, whatever the submission does."""
+        running, found = Running(submission, self.hidden), []
+        try:
+            for exercise in self.kit.exercises:
+                started = time.monotonic()
+                outcome = self._outcome(exercise, submission, running)
+                outcome.seconds = round(time.monotonic() - started, 1)
+                found.append(outcome)
+        finally:
+            running.close()
+        return found
+
+    def _outcome(self, exercise: Exercise, submission: Submission, running: "Running") -> Outcome:
+        if submission.fault:
+            return Outcome(exercise.label, 0, submission.fault)
+        if not exercise.coded:
+            words = submission.words(exercise)
+            said = "Your answer is read by a person." if words else "There is no answer in words here."
+            return Outcome(exercise.label, 0, said, answer=words)
+
+        flags, answer = submission.flags(exercise), submission.code(exercise)
+        try:
+            worker = running.worker(exercise)
+            part = worker.parts[exercise.chapter]
+            problems = [f"Cell {number} stopped with {kind}: {text}" for number, kind, text in part["problems"]]
+            notes = [*submission.notes, *problems]
+            missing = [name for name in exercise.names if name not in part["functions"]]
+            if missing:
+                return Outcome(exercise.label, 0, _missing(missing[0], submission, notes), flags, answer)
+            passed, words = self._checked(exercise, worker)
+        except (TimeoutError, Ended) as error:
+            return Outcome(exercise.label, 0, f"Your cells {error}.", flags, answer)
+        if twice := [name for name in exercise.names if submission.times(name) > 1]:
+            notes.append(f"{twice[0]} is defined {submission.times(twice[0])} times; the last one counts.")
+        return Outcome(exercise.label, exercise.points * passed, " ".join([words, *notes]), flags, answer)
+
+    def _setup(self, exercise: Exercise) -> dict:
+        """The names that the exercise's chapter begins with, run once for all submissions."""
+        if exercise.chapter not in self._names:
+            names = {"__name__": "check"}
+            with contextlib.redirect_stdout(io.StringIO()):
+                for source in exercise.setup:
+                    exec(compile(source, "setup", "exec"), names)
+            self._names[exercise.chapter] = names
+        return dict(self._names[exercise.chapter])
+
+    def _checked(self, exercise: Exercise, worker: Worker) -> tuple[bool, str]:
+        """Whether the answer passes, and the check's own words."""
+        names = self._setup(exercise)
+        call = worker.functions(exercise.chapter)
+        names |= {name: _proxy(call, name) for name in exercise.names}
+        before, check.LIMIT = check.LIMIT, SECONDS
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            try:
+                for source in exercise.checks:
+                    exec(compile(source, "check", "exec"), names)
+            except Exception as error:
+                count = said.getvalue().count("✓")
+                done = f"{count} part{'s' * (count != 1)} passed. " if count else ""
+                return False, f"{done}Not yet. {error}"
+            finally:
+                check.LIMIT = before
+        differs = self._drawn(exercise, worker)
+        words = "All checks passed."
+        return not differs, words if not differs else f"{words} {differs}"
+
+    def _drawn(self, exercise: Exercise, worker: Worker) -> str:
+        """Words for an answer that differs from the solution on inputs drawn from the course's secret; else none."""
+        if not exercise.inputs:
+            return ""
+        names = self._setup(exercise)
+        for source in (*exercise.solutions, *exercise.inputs):
+            exec(compile(source, "solution", "exec"), names)
+        draw = np.random.default_rng(list(exercise.seed(self.secret)))
+        name = exercise.names[0]
+        for _ in range(DRAWS):
+            arguments = names["inputs"](draw)
+            want = names[name](*_copies(arguments))
+            try:
+                got = worker.functions(exercise.chapter)(name, arguments)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    check.close(got, want, "drawn inputs", rtol=1e-5, atol=1e-8)
+            except Exception:
+                return "On other inputs than those of the check it is not right: is it written for all of them?"
+        return ""
+
+
+def _copies(arguments: Sequence) -> list:
+    """The solution must not see what the answer may change."""
+    return [copy.deepcopy(one) if hasattr(one, "shape") else one for one in arguments]
+
+
+def _proxy(call: Callable, name: str) -> Callable:
+    """A function that runs in the worker."""
+
+    def function(*arguments):
+        return call(name, arguments)
+
+    function.__name__ = name
+    return function
+
+
+def _missing(name: str, submission: Submission, notes: list[str]) -> str:
+    near = difflib.get_close_matches(name, submission.defined, 1, 0.6)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return " ".join([f"There is no function {name}.{meant}", *notes])

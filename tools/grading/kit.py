@@ -1,0 +1,141 @@
+"""An assignment: exercises of the book, and of the instructor's own, with all that handing out and grading needs.
+
+kit.json holds solutions, checks and further inputs: it stays with the instructor.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import exercises as book
+import yaml
+
+TITLE = re.compile(r"^`+\{exercise\} (.*)$", re.MULTILINE)
+
+
+class Unknown(ValueError):
+    """A label or a chapter that is not there."""
+
+
+@dataclass
+class Exercise:
+    """One exercise as the judge needs it. names: the functions asked for, none where the answer is in words."""
+
+    label: str
+    title: str
+    chapter: str
+    points: float
+    text: str
+    setup: list[str]
+    names: list[str] = field(default_factory=list)
+    stubs: list[str] = field(default_factory=list)
+    solutions: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    forbidden: list[str] = field(default_factory=list)
+    rubric: str = ""
+
+    @property
+    def coded(self) -> bool:
+        return bool(self.names)
+
+    def seed(self, secret: str) -> bytes:
+        """From which further inputs are drawn: the same for a whole class, and another in another course."""
+        return hashlib.sha256(f"{secret}\n{self.label}".encode()).digest()
+
+
+@dataclass
+class Kit:
+    """An assignment by its name, with the version of the book that it comes from."""
+
+    name: str
+    version: str
+    exercises: list[Exercise]
+
+    @property
+    def points(self) -> float:
+        return sum(one.points for one in self.exercises)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Kit":
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return cls(held["name"], held["version"], [Exercise(**one) for one in held["exercises"]])
+
+    @property
+    def given(self) -> set[str]:
+        """Code that was handed out and is no answer: the setup and the checks, without white space around lines."""
+        return {bare(source) for one in self.exercises for source in (*one.setup, *one.checks)}
+
+
+def bare(source: str) -> str:
+    """Code without blank lines and white space at the ends of lines, which editors and exports change."""
+    return "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
+
+
+def catalogue(private: Path | None = None) -> dict[str, Exercise]:
+    """Every exercise of the book by its label, and those of the instructor's folder."""
+    known = yaml.safe_load((book.BOOK / "exercises.yml").read_text(encoding="utf-8"))["exercises"]
+    found = {}
+    for path in [*book.chapters(), *(sorted(private.glob("*.md")) if private else ())]:
+        for exercise in _of(path, known):
+            if exercise.label in found:
+                raise ValueError(
+                    f"the label {exercise.label} stands in {found[exercise.label].chapter} and {path.name}"
+                )
+            found[exercise.label] = exercise
+    return found
+
+
+def _of(path: Path, known: dict) -> Iterator[Exercise]:
+    """The exercises of one source; what exercises.yml says of them, or for private ones a point each."""
+    notebook = book.read_source(path)
+    texts = [
+        cell.source for cell in notebook.cells if cell.cell_type == "markdown" and book.EXERCISE.search(cell.source)
+    ]
+    setup = [cell.source for cell in book.setup_cells(notebook)]
+    for one, text in zip(book.exercises(notebook, path.stem), texts, strict=True):
+        facts = known.get(one.label, {})
+        code = [cell.source for cell in one.solutions if cell.cell_type == "code"]
+        yield Exercise(
+            label=one.label,
+            title=TITLE.search(text)[1],
+            chapter=path.stem,
+            points=facts.get("points", 1),
+            text=text,
+            setup=setup,
+            names=[node.name for source in code for node in ast.parse(source).body],
+            stubs=[book.stub(source) for source in code],
+            solutions=code or [cell.source for cell in one.solutions],
+            checks=[cell.source for cell in one.checks],
+            inputs=[cell.source for cell in one.inputs],
+            forbidden=facts.get("not", []),
+            rubric=facts.get("rubric", ""),
+        )
+
+
+def make(name: str, wanted: Sequence[str], version: str, private: Path | None = None) -> Kit:
+    """An assignment of these labels; a chapter's name stands for all its exercises."""
+    known = catalogue(private)
+    chapters = {one.chapter for one in known.values()}
+    chosen: list[Exercise] = []
+    for word in wanted:
+        if word in known:
+            chosen.append(known[word])
+        elif word in chapters:
+            chosen += [one for one in known.values() if one.chapter == word]
+        else:
+            labels = ", ".join(sorted(known))
+            raise Unknown(
+                f"{word} is neither a chapter nor an exercise. Chapters: {', '.join(sorted(chapters))}. "
+                f"Exercises: {labels}"
+            )
+    if doubled := {one.label for one in chosen if chosen.count(one) > 1}:
+        raise Unknown(f"named twice: {', '.join(sorted(doubled))}")
+    return Kit(name, version, chosen)
