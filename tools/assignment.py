@@ -46,12 +46,13 @@ def _cells(exercise: Exercise, *, solved: bool) -> list:
     """The question, marked so that the grader finds what follows it; a stub and a check, or a place for words."""
     text = plain(exercise.text, exercise.chapter)
     points = f"*{exercise.points:g} point{'s' * (exercise.points != 1)}*"
-    question = new_markdown_cell(f"<!-- {exercise.label} -->\n{text}\n\n{points}")
+    question = [new_markdown_cell(f"<!-- {exercise.label} -->\n{text}\n\n{points}")]
+    question += [_code(source, "starter") for source in exercise.starters]
     if not exercise.coded:
         answers = [plain(source, exercise.chapter) for source in exercise.solutions] if solved else ["*Your answer:*"]
-        return [question, *map(new_markdown_cell, answers)]
+        return [*question, *map(new_markdown_cell, answers)]
     answer = exercise.solutions if solved else exercise.stubs
-    return [question, _code("\n\n\n".join(answer), "answer"), *(_code(source, "check") for source in exercise.checks)]
+    return [*question, _code("\n\n\n".join(answer), "answer"), *(_code(source, "check") for source in exercise.checks)]
 
 
 def _code(source: str, tag: str):

@@ -77,6 +77,7 @@ class Exercise:
     checks: list[NotebookNode] = field(default_factory=list)
     wrong: list[NotebookNode] = field(default_factory=list)
     inputs: list[NotebookNode] = field(default_factory=list)
+    starters: list[NotebookNode] = field(default_factory=list)  # code to begin with, without a tag of ours
 
     @property
     def coded(self) -> bool:
@@ -99,6 +100,8 @@ def exercises(notebook: NotebookNode, name: str) -> list[Exercise]:
                 if not found:
                     raise ValueError(f"{name}: a cell tagged {tag!r} stands before the first exercise with a :label:")
                 getattr(found[-1], PARTS[tag]).append(cell)
+        if found and cell.cell_type == "code" and not any(tagged(cell, tag) for tag in (*PARTS, "setup", "asserts")):
+            found[-1].starters.append(cell)
     for exercise in found:
         where = f"{name}, exercise {exercise.label}"
         if not exercise.solutions:

@@ -31,6 +31,7 @@ class Exercise:
     points: float
     text: str
     setup: list[str]
+    starters: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     stubs: list[str] = field(default_factory=list)
     solutions: list[str] = field(default_factory=list)
@@ -70,8 +71,8 @@ class Kit:
 
     @property
     def given(self) -> set[str]:
-        """Code that was handed out and is no answer: the setup and the checks, without white space around lines."""
-        return {bare(source) for one in self.exercises for source in (*one.setup, *one.checks)}
+        """Code that was handed out and is no answer: setup, starters and checks, without white space around lines."""
+        return {bare(source) for one in self.exercises for source in (*one.setup, *one.starters, *one.checks)}
 
 
 def bare(source: str) -> str:
@@ -110,6 +111,7 @@ def _of(path: Path, known: dict) -> Iterator[Exercise]:
             points=facts.get("points", 1),
             text=text,
             setup=setup,
+            starters=[cell.source for cell in one.starters],
             names=[node.name for source in code for node in ast.parse(source).body],
             stubs=[book.stub(source) for source in code],
             solutions=code or [cell.source for cell in one.solutions],

@@ -1,0 +1,419 @@
+"""Grading: a class of thirty submissions, each with its right outcome, and every known answer judged as in a kernel."""
+
+import copy
+import csv
+import json
+import zipfile
+
+import assignment
+import grade
+import nbformat
+import pytest
+from exercises import BOOK, chapters, exercises, read_source, says, stub
+from grading import codec, isolation, report
+from grading.judge import Judge, Worker
+from grading.kit import Kit, Unknown, make
+from grading.submissions import Submission, read_class, without_magics
+
+RATE, HALF, WORDS = "ex-first-rate", "ex-first-half", "ex-first-maximum"
+RIGHT = "def decay_rate(k, n):\n    return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"
+OTHER = "def decay_rate(k, n):\n    x = (2 * k + 1) * np.pi / (4 * n)\n    s = np.sin(x)\n    return (2 * n * s) ** 2"
+HALF_LIFE = """def half_life(D, n):
+    dt = 0.1 / (D * n**2)
+    run = solve(Diffusion(float(D), "absorbing"), torch.ones(1, n, 1).double(), steps=n**2, dt=dt)
+    share = np.array(measure.mean_kept(run))
+    return run.times[int(np.argmax(share <= 0.5))]"""
+
+
+@pytest.fixture(scope="module")
+def kit():
+    return make("hw1", [RATE, HALF, WORDS], "0")
+
+
+@pytest.fixture(scope="module")
+def handed(kit):
+    return assignment.notebook(kit, solved=False)
+
+
+def answered(handed, rate=RIGHT, half=HALF_LIFE, words="Because.", extra=()):
+    """The hand-out with these answers in place of its stubs."""
+    notebook = copy.deepcopy(handed)
+    for cell in notebook.cells:
+        if "def decay_rate(k, n)" in cell.source and "answer" in cell.metadata.get("tags", []):
+            cell.source = rate
+        if "def half_life(D, n)" in cell.source and "answer" in cell.metadata.get("tags", []):
+            cell.source = half
+        if cell.source == "*Your answer:*":
+            cell.source = f"*Your answer:* {words}"
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in extra]
+    return notebook
+
+
+def without(handed, tag):
+    notebook = answered(handed)
+    notebook.cells = [cell for cell in notebook.cells if tag not in cell.metadata.get("tags", [])]
+    return notebook
+
+
+def replaced(handed, old, new):
+    notebook = answered(handed)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(old, new)
+    return notebook
+
+
+FRAMES = """import sys
+def decay_rate(k, n):
+    frame = sys._getframe()
+    while frame:
+        for held in frame.f_globals.values():
+            if getattr(held, "__name__", "") == "pdebook.kit.check":
+                held.close = held.that = lambda *a, **k: None
+        frame = frame.f_back
+    return 1.0"""
+SEARCH = """import pathlib, pdebook
+def decay_rate(k, n):
+    for path in pathlib.Path(pdebook.__file__).parent.rglob("*"):
+        if path.suffix in (".md", ".ipynb") and "def decay_rate" in path.read_text():
+            names = {"np": np}
+            exec(path.read_text().split("def decay_rate")[1], names)
+            return names["decay_rate"](k, n)
+    raise FileNotFoundError("no solution here")"""
+READS = f"""def decay_rate(k, n):
+    return len(open({str(BOOK / "first_look.md")!r}).read())"""
+TABLE = """def decay_rate(k, n):
+    return {(0, 1000): 2.4674006, (1, 8): 21.563, (7, 8): 253.54}.get((k, n), 1.0)"""
+MEMORISED = """from functools import cache
+@cache
+def decay_rate(k, n):
+    known = [(0, 1000), (1, 8), (7, 8)]
+    return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2 if (k, n) in known else 1.0"""
+
+
+def as_colab(notebook):
+    """Lists of lines, no tags, a shell line, and metadata of its own."""
+    held = json.loads(nbformat.writes(notebook))
+    for cell in held["cells"]:
+        cell["metadata"] = {"id": "x", "colab": {"base_uri": "x"}}
+    pip = {"cell_type": "code", "metadata": {}, "source": ["!pip install pdelab\n", "%matplotlib inline"]}
+    held["cells"].insert(0, pip | {"outputs": [], "execution_count": None})
+    held["metadata"]["colab"] = {"provenance": []}
+    return json.dumps(held).encode()
+
+
+def heavy(notebook):
+    """With outputs of 200 MB."""
+    held = json.loads(nbformat.writes(notebook))
+    code = next(cell for cell in held["cells"] if cell["cell_type"] == "code")
+    code["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x" * (200 << 20)}]
+    return json.dumps(held).encode()
+
+
+def class_of_thirty(handed):
+    """name -> the file, as bytes or a notebook."""
+    right = answered(handed)
+    plain = copy.deepcopy(right)
+    for cell in plain.cells:
+        cell.metadata = {}
+    twice = answered(handed, extra=[RIGHT])
+    helper = answered(
+        handed,
+        rate="def decay_rate(k, n):\n    return four(n) * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2",
+        extra=["def four(n):\n    return 4 * n**2"],
+    )
+    latin = (
+        nbformat.writes(answered(handed, words="Für jedes n"))
+        .encode("utf-8")
+        .decode("utf-8")
+        .encode("latin-1", "replace")
+    )
+    return {
+        "right": right,
+        "wrong": answered(handed, rate="def decay_rate(k, n):\n    return ((k + 0.5) * np.pi) ** 2"),
+        "stubs": handed,
+        "syntax": answered(handed, rate="def decay_rate(k, n)\n    return 1"),
+        "loop": answered(handed, rate="def decay_rate(k, n):\n    while True:\n        pass"),
+        "memory": answered(handed, rate="def decay_rate(k, n):\n    return np.zeros(107 << 27).sum()"),
+        "no-check": without(handed, "check"),
+        "lambda": answered(
+            handed, rate="check.close = check.that = lambda *a, **k: None\ndef decay_rate(k, n):\n    return 1.0"
+        ),
+        "package": answered(handed, half="def half_life(D, n):\n    return measure.half_life(D, n)"),
+        "reads-book": answered(handed, rate=READS),
+        "renamed": answered(handed, rate=RIGHT.replace("decay_rate", "decay_rates")),
+        "pdf": b"%PDF-1.7 not a notebook",
+        "duplicate": twice,
+        "helper": helper,
+        "print": replaced(handed, "check.close(rate,", "print("),
+        "exit": answered(handed, rate="import os\ndef decay_rate(k, n):\n    os._exit(0)"),
+        "import": answered(handed, rate=f"from numpy import pi\n{RIGHT}"),
+        "no-metadata": plain,
+        "frames": answered(handed, rate=FRAMES),
+        "wheel": answered(handed, rate=SEARCH),
+        "forks": answered(handed, extra=["import os, time\nif os.fork() == 0:\n    time.sleep(600)"]),
+        "writes": answered(handed, extra=['open("big", "wb").write(bytes(10 << 30))']),
+        "prints": answered(handed, rate="def decay_rate(k, n):\n    while True:\n        print('x' * 10000)"),
+        "seed": answered(handed, extra=["torch.manual_seed(5); np.random.seed(5)"]),
+        "200-mb": heavy(right),
+        "latin-1": latin,
+        "windows": nbformat.writes(right).replace("\\n", "\\r\\n").encode(),
+        "same": answered(handed, rate=OTHER),
+        "same-too": answered(handed, rate=OTHER.replace("    x =", '    """Mine."""\n    x =')),
+        "colab": as_colab(right),
+        "empty": b"",
+        "memorised": answered(handed, rate=MEMORISED),
+    }
+
+
+# points for the two exercises in code, words of the feedback on the first, and words of its flags
+OUTCOMES = {
+    "right": (4, 4, "All checks passed", ""),
+    "wrong": (0, 4, "mode 1 on 8 cells", ""),
+    "stubs": (0, 0, "is yours to write", ""),
+    "syntax": (0, 4, "is not Python: line 1", ""),
+    "loop": (0, 4, "Does its loop end", ""),
+    "memory": (0, 4, "MemoryError", ""),
+    "no-check": (4, 4, "All checks passed", ""),
+    "lambda": (0, 4, "Not yet", "changes the check"),
+    "package": (4, 0, "All checks passed", ""),
+    "reads-book": (0, 4, "stopped with", "calls open"),
+    "renamed": (0, 4, "Did you mean decay_rates", ""),
+    "pdf": (0, 0, "not a notebook", ""),
+    "duplicate": (4, 4, "the last one counts", ""),
+    "helper": (4, 4, "All checks passed", ""),
+    "print": (4, 4, "All checks passed", ""),
+    "exit": (0, 4, "ended the process", ""),
+    "import": (4, 4, "All checks passed", ""),
+    "no-metadata": (4, 4, "All checks passed", ""),
+    "frames": (0, 4, "Not yet", ""),
+    "wheel": (0, 4, "no solution here", "calls exec"),
+    "forks": (4, 4, "All checks passed", ""),
+    "writes": (4, 4, "stopped with", "calls open"),
+    "prints": (0, 4, "Does its loop end", ""),
+    "seed": (4, 4, "All checks passed", ""),
+    "200-mb": (4, 4, "All checks passed", ""),
+    "latin-1": (4, 4, "All checks passed", ""),
+    "windows": (4, 4, "All checks passed", ""),
+    "same": (4, 4, "All checks passed", "same code as same-too"),
+    "same-too": (4, 4, "All checks passed", "same code as same"),
+    "colab": (4, 4, "All checks passed", ""),
+    "empty": (0, 0, "is empty", ""),
+    "memorised": (0, 4, "On other inputs", ""),
+}
+
+
+def write(folder, files):
+    for name, file in files.items():
+        (folder / name).mkdir(parents=True)
+        content = file if isinstance(file, bytes) else nbformat.writes(file).encode()
+        (folder / name / "hw1.ipynb").write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory, kit, handed):
+    """The class, graded once: the rows of grades.csv by student, and the folder."""
+    folder = tmp_path_factory.mktemp("class")
+    write(folder / "handed-in", class_of_thirty(handed))
+    grade.grade(kit, folder / "handed-in", folder / "graded")
+    rows = csv.DictReader((folder / "graded" / "grades.csv").read_text(encoding="utf-8").splitlines())
+    return {row["student"]: row for row in rows}, folder
+
+
+def test_the_whole_class_is_graded_whatever_one_submission_does(graded):
+    rows, folder = graded
+    assert set(rows) == set(OUTCOMES)
+    assert len(list((folder / "graded" / "feedback").glob("*.html"))) == len(OUTCOMES)
+
+
+@pytest.mark.parametrize("student", OUTCOMES)
+def test_each_submission_gets_its_right_outcome(graded, student):
+    rows, folder = graded
+    rate, half, words, flag = OUTCOMES[student]
+    row = rows[student]
+    page = (folder / "graded" / "feedback" / f"{student}.html").read_text(encoding="utf-8")
+    assert (float(row[RATE]), float(row[HALF])) == (rate, half), page
+    assert words in page
+    assert flag in row["look at"]
+
+
+def test_feedback_shows_no_solution_no_flag_and_no_drawn_input(graded, kit):
+    _, folder = graded
+    secret = [line for one in kit.exercises for line in "\n".join(one.solutions).splitlines() if len(line) > 25]
+    for path in (folder / "graded" / "feedback").glob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not any(line.strip() in text for line in secret)
+        assert "same code" not in text
+
+
+def test_answers_in_words_stand_side_by_side_without_names(graded):
+    _, folder = graded
+    text = (folder / "graded" / "answers" / f"{WORDS}.html").read_text(encoding="utf-8")
+    assert text.count("Because.") > 20
+    assert "memorised" not in text
+
+
+def test_a_second_run_grades_nothing_again_and_merges_marks(graded, kit, monkeypatch):
+    _, folder = graded
+    rows = list(csv.DictReader((folder / "graded" / "marks.csv").read_text(encoding="utf-8").splitlines()))
+    rows[0]["points"] = "3"
+    marks = folder / "marks.csv"
+    with marks.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: pytest.fail("graded again"))
+    grade.grade(kit, folder / "handed-in", folder / "graded", marks=marks)
+    text = (folder / "graded" / "grades.csv").read_text(encoding="utf-8")
+    assert [row[WORDS] for row in csv.DictReader(text.splitlines())].count("3") == 1
+
+
+def test_a_wrong_mark_is_named_by_its_line(kit):
+    keys = {("ada", WORDS): "abc123"}
+    with pytest.raises(ValueError, match="line 2"):
+        report.read_marks(f"label,answer,points\n{WORDS},abc123,99\n", kit, keys)
+
+
+CANVAS = 'Student,ID,SIS User ID,Section,hw1 (123),Final\n"  Points Possible",,,,12,\n"Lovelace, Ada",11,s1,A,,88\n"Noether, Emmy",12,s2,A,5,90\n'
+MOODLE = '"Identifier","Full name","Grade","Feedback"\n"Participant 11","Ada Lovelace","",""\n"Participant 12","Emmy Noether","5","ok"\n'
+
+
+@pytest.mark.parametrize("text", [CANVAS, MOODLE, CANVAS.replace("\n", "\r\n")])
+@pytest.mark.parametrize(("student", "number"), [("lovelaceada", "11"), ("Ada Lovelace", ""), ("somebody", "11")])
+def test_a_gradebook_is_filled_and_left_alone_elsewhere(kit, text, student, number):
+    filled, missing = report.fill(text, kit, {student: 7.5, "nobody": 1.0}, {student: number})
+    before, after = (list(csv.reader(one.splitlines())) for one in (text, filled))
+    column = next(n for n, name in enumerate(before[0]) if name.startswith(("hw1", "Grade")))
+    changed = [(r, c) for r, row in enumerate(before) for c, value in enumerate(row) if after[r][c] != value]
+    assert [(c, after[r][c]) for r, c in changed] == [(column, "7.5")]
+    assert missing == ["nobody"]
+    assert ("\r\n" in filled) == ("\r\n" in text)
+
+
+def test_a_gradebook_without_the_column_is_refused(kit):
+    with pytest.raises(ValueError, match="a column hw1"):
+        report.fill("Student,ID\nAda,1\n", kit, {}, {})
+
+
+def test_canvas_and_moodle_exports_name_the_student(tmp_path, kit, handed):
+    content = nbformat.writes(handed)
+    with zipfile.ZipFile(tmp_path / "canvas.zip", "w") as archive:
+        archive.writestr("lovelaceada_LATE_11_999_hw1.ipynb", content)
+        archive.writestr("__MACOSX/._x.ipynb", "junk")
+    moodle = tmp_path / "moodle" / "Emmy Noether_12_assignsubmission_file"
+    moodle.mkdir(parents=True)
+    (moodle / "hw1.ipynb").write_text(content, encoding="utf-8")
+    found = [*read_class(tmp_path / "canvas.zip", kit), *read_class(tmp_path / "moodle", kit)]
+    assert [(one.student, one.number) for one in found] == [("lovelaceada", "11"), ("Emmy Noether", "12")]
+
+
+def test_an_unknown_exercise_is_refused_with_those_that_are_known():
+    with pytest.raises(Unknown, match="ex-nothing is neither a chapter nor an exercise.*ex-first-rate"):
+        make("hw1", ["ex-nothing"], "0")
+
+
+def test_a_private_exercise_joins_those_of_the_book(tmp_path):
+    text = (BOOK / "first_look.md").read_text(encoding="utf-8").replace("ex-first-", "ex-mine-")
+    (tmp_path / "mine.md").write_text(text, encoding="utf-8")
+    kit = make("hw2", ["ex-mine-rate", RATE], "0", tmp_path)
+    assert [one.chapter for one in kit.exercises] == ["mine", "first_look"]
+
+
+def test_a_kit_is_read_as_it_was_written(tmp_path, kit):
+    kit.write(tmp_path / "kit.json")
+    assert Kit.read(tmp_path / "kit.json") == kit
+
+
+def test_the_hand_out_holds_no_solution(kit, handed):
+    text = "\n".join(cell.source for cell in handed.cells)
+    assert "is yours to write" in text
+    assert "np.sin((k" not in text
+    assert "def inputs" not in text
+
+
+@pytest.mark.parametrize("value", [1, -2.5, True, None, "word", [1, (2.0, "x")], {"a": [1]}, float("inf")])
+def test_plain_values_travel_unchanged(value):
+    one = codec.Codec(lambda *_: None, objects=False, reads_objects=False)
+    assert one.decode(json.loads(json.dumps(one.encode(value)))) == value
+
+
+def test_a_submission_cannot_send_an_object():
+    """Its process may write what it likes into the pipe: a pickle would run in ours."""
+    judge = codec.Codec(lambda *_: None, objects=True, reads_objects=False)
+    with pytest.raises(codec.CannotTravel):
+        judge.decode({"object": "gASVAAAA"})
+
+
+def test_lines_for_the_shell_are_left_out():
+    assert without_magics("%%time\nx = 1\n  !ls") == "x = 1\n"
+    assert without_magics("%%bash\nls") == ""
+
+
+CODED = [(path.stem, one) for path in chapters() for one in exercises(read_source(path), path.stem) if one.coded]
+
+
+@pytest.fixture(scope="module")
+def judges():
+    """A judge per chapter, whose setup it runs once."""
+    made = {}
+
+    def of(chapter):
+        if chapter not in made:
+            made[chapter] = Judge(make(chapter, [chapter], "0"), "secret")
+        return made[chapter]
+
+    return of
+
+
+@pytest.mark.parametrize(("chapter", "one"), CODED, ids=[one.label for _, one in CODED])
+def test_every_known_answer_is_judged_as_in_the_kernel(judges, chapter, one):
+    """Solution, stub and wrong answers of the book, through the pipe: the same verdict and the same words."""
+    judge = judges(chapter)
+    exercise = next(e for e in judge.kit.exercises if e.label == one.label)
+    solution = "\n\n".join(cell.source for cell in one.solutions if cell.cell_type == "code")
+    worker = Worker(judge.hidden)
+    try:
+        for number, (source, words) in enumerate(
+            [(solution, "All checks passed."), (stub(solution), "is yours to write")]
+            + [(f"{solution}\n\n{cell.source}", says(cell)) for cell in one.wrong]
+        ):
+            worker.begin(f"{number}", exercise.setup, [(1, source)])
+            worker.parts[exercise.chapter] = worker.parts[f"{number}"]
+            worker.functions = lambda _, number=number: lambda name, given: worker.call([f"{number}", name], given)
+            passed, said = judge._checked(exercise, worker)
+            assert passed == (number == 0)
+            assert words in said
+    finally:
+        worker.close()
+
+
+def test_what_a_worker_must_not_reach_is_out_of_reach(tmp_path):
+    """The repository's solutions, files of the home folder, and the network."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "secret").write_text("secret", encoding="utf-8")
+    tries = f"""
+import pathlib, socket, os
+def read():
+    found = []
+    for path in ({str(hidden / "secret")!r}, {str(BOOK / "first_look.md")!r}):
+        try:
+            found.append(pathlib.Path(path).read_text()[:6])
+        except Exception:
+            pass
+    try:
+        socket.create_connection(("127.0.0.1", 9), timeout=1)
+    except ConnectionRefusedError:
+        found.append("network")
+    except OSError:
+        pass
+    return found"""
+    worker = Worker(isolation.hidden(hidden))
+    try:
+        worker.begin("x", [], [(1, tries)])
+        assert worker.call(["x", "read"], []) == []
+    finally:
+        worker.close()
+
+
+def test_a_submission_without_a_notebook_is_told_so(kit):
+    assert "no notebook" in Submission("ada", "", kit, None).fault
