@@ -273,8 +273,15 @@ def test_a_wrong_mark_is_named_by_its_line(kit):
         report.read_marks(f"label,answer,points\n{WORDS},abc123,99\n", kit, keys)
 
 
-CANVAS = 'Student,ID,SIS User ID,Section,hw1 (123),Final\n"  Points Possible",,,,12,\n"Lovelace, Ada",11,s1,A,,88\n"Noether, Emmy",12,s2,A,5,90\n'
-MOODLE = '"Identifier","Full name","Grade","Feedback"\n"Participant 11","Ada Lovelace","",""\n"Participant 12","Emmy Noether","5","ok"\n'
+CANVAS = """Student,ID,SIS User ID,Section,hw1 (123),Final
+"  Points Possible",,,,12,
+"Lovelace, Ada",11,s1,A,,88
+"Noether, Emmy",12,s2,A,5,90
+"""
+MOODLE = """"Identifier","Full name","Grade","Feedback"
+"Participant 11","Ada Lovelace","",""
+"Participant 12","Emmy Noether","5","ok"
+"""
 
 
 @pytest.mark.parametrize("text", [CANVAS, MOODLE, CANVAS.replace("\n", "\r\n")])
@@ -307,7 +314,7 @@ def test_canvas_and_moodle_exports_name_the_student(tmp_path, kit, handed):
 
 
 def test_an_unknown_exercise_is_refused_with_those_that_are_known():
-    with pytest.raises(Unknown, match="ex-nothing is neither a chapter nor an exercise.*ex-first-rate"):
+    with pytest.raises(Unknown, match=r"ex-nothing is neither a chapter nor an exercise.*ex-first-rate"):
         make("hw1", ["ex-nothing"], "0")
 
 
