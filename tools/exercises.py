@@ -6,8 +6,6 @@ A chapter's source book/NAME.md marks the cells of its exercises with tags:
     check      a code cell that calls pdebook.check on the answer
     wrong      a plausible wrong answer, whose first line is  # says: WORDS  and which the check must refuse with these
                words in its message; at least two for each solution in code. They appear in no edition.
-    inputs     def inputs(draw): further arguments of the first function, drawn from a NumPy Generator, on which a
-               graded answer must agree with the solution. In no edition either.
 
 From it come the instructor edition (everything but the wrong answers: what the book commits, tests and renders) and the
 student edition (functions reduced to a stub that raises NotImplementedError, answers in words to a place for yours).
@@ -26,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "book"
 EXERCISE = re.compile(r"^```+\{exercise(?:-start)?\}.*\n(?::label:\s*(\S+))?", re.MULTILINE)
 SAYS = "# says:"
-PARTS = {"solution": "solutions", "check": "checks", "wrong": "wrong", "inputs": "inputs"}  # of an exercise, by tag
+PARTS = {"solution": "solutions", "check": "checks", "wrong": "wrong"}  # of an exercise, by tag
 
 
 def chapters() -> list[Path]:
@@ -76,7 +74,6 @@ class Exercise:
     solutions: list[NotebookNode] = field(default_factory=list)
     checks: list[NotebookNode] = field(default_factory=list)
     wrong: list[NotebookNode] = field(default_factory=list)
-    inputs: list[NotebookNode] = field(default_factory=list)
     starters: list[NotebookNode] = field(default_factory=list)  # code to begin with, without a tag of ours
 
     @property
@@ -153,7 +150,7 @@ def stub(source: str, where: str = "solution") -> str:
 
 def instructor_edition(notebook: NotebookNode) -> NotebookNode:
     edition = copy.deepcopy(notebook)
-    edition.cells = [cell for cell in edition.cells if not tagged(cell, "wrong") and not tagged(cell, "inputs")]
+    edition.cells = [cell for cell in edition.cells if not tagged(cell, "wrong")]
     return edition
 
 

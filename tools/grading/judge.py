@@ -293,12 +293,12 @@ class Judge:
         if not exercise.inputs:
             return ""
         names = self._setup(exercise)
-        for source in (*exercise.solutions, *exercise.inputs):
+        for source in exercise.solutions:
             exec(compile(source, "solution", "exec"), names)
-        draw = np.random.default_rng(list(exercise.seed(self.secret)))
+        names["draw"] = np.random.default_rng(list(exercise.seed(self.secret)))
         name = exercise.names[0]
         for _ in range(DRAWS):
-            arguments = names["inputs"](draw)
+            arguments = eval(exercise.inputs, names)
             want = names[name](*_copies(arguments))
             try:
                 got = worker.functions(exercise.chapter)(name, arguments)

@@ -36,7 +36,7 @@ class Exercise:
     stubs: list[str] = field(default_factory=list)
     solutions: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)
+    inputs: str = ""
     forbidden: list[str] = field(default_factory=list)
     rubric: str = ""
 
@@ -80,9 +80,15 @@ def bare(source: str) -> str:
     return "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
 
 
+def facts(folder: Path) -> dict:
+    """What exercises.yml of a folder says: aims by chapter, and points, inputs and so on by label."""
+    path = folder / "exercises.yml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"aims": {}, "exercises": {}}
+
+
 def catalogue(private: Path | None = None) -> dict[str, Exercise]:
     """Every exercise of the book by its label, and those of the instructor's folder."""
-    known = yaml.safe_load((book.BOOK / "exercises.yml").read_text(encoding="utf-8"))["exercises"]
+    known = facts(book.BOOK)["exercises"] | (facts(private)["exercises"] if private else {})
     found = {}
     for path in [*book.chapters(), *(sorted(private.glob("*.md")) if private else ())]:
         for exercise in _of(path, known):
@@ -102,13 +108,13 @@ def _of(path: Path, known: dict) -> Iterator[Exercise]:
     ]
     setup = [cell.source for cell in book.setup_cells(notebook)]
     for one, text in zip(book.exercises(notebook, path.stem), texts, strict=True):
-        facts = known.get(one.label, {})
+        own = known.get(one.label, {})
         code = [cell.source for cell in one.solutions if cell.cell_type == "code"]
         yield Exercise(
             label=one.label,
             title=TITLE.search(text)[1],
             chapter=path.stem,
-            points=facts.get("points", 1),
+            points=own.get("points", 1),
             text=text,
             setup=setup,
             starters=[cell.source for cell in one.starters],
@@ -116,9 +122,9 @@ def _of(path: Path, known: dict) -> Iterator[Exercise]:
             stubs=[book.stub(source) for source in code],
             solutions=code or [cell.source for cell in one.solutions],
             checks=[cell.source for cell in one.checks],
-            inputs=[cell.source for cell in one.inputs],
-            forbidden=facts.get("not", []),
-            rubric=facts.get("rubric", ""),
+            inputs=own.get("inputs", ""),
+            forbidden=own.get("not", []),
+            rubric=own.get("rubric", ""),
         )
 
 
