@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test lab notebooks record editions sizes versions format clean moved
+.PHONY: help book pdf test lab notebooks record editions assignment grade sizes versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -43,6 +43,12 @@ record: .venv/ready  ## record the results and test outcomes that the ledger rea
 
 editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
 	@$(PY) tools/editions.py
+
+assignment: .venv/ready  ## one notebook of exercises to hand out (NAME=hw1 EXERCISES="ex-sb-cycle stabilization" PRIVATE=folder)
+	@$(PY) tools/assignment.py $(NAME) $(EXERCISES) $(if $(PRIVATE),--private $(PRIVATE))
+
+grade: .venv/ready  ## grade a class (NAME=hw1 SUBMISSIONS=zip-or-folder GRADEBOOK=export.csv MARKS=marks.csv)
+	@$(PY) tools/grade.py $(NAME) $(SUBMISSIONS) $(if $(GRADEBOOK),--gradebook $(GRADEBOOK)) $(if $(MARKS),--marks $(MARKS))
 
 sizes: book  ## how long each page is to read, to look through and to run: _build/sizes.md
 	@$(PY) tools/sizes.py

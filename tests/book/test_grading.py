@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import zipfile
+from pathlib import Path
 
 import assignment
 import grade
@@ -12,7 +13,7 @@ import pytest
 from exercises import BOOK, chapters, exercises, read_source, says, stub
 from grading import codec, isolation, report
 from grading.judge import Judge, Worker
-from grading.kit import Kit, Unknown, make
+from grading.kit import Kit, Unknown, catalogue, facts, make
 from grading.submissions import Submission, read_class, without_magics
 
 RATE, HALF, WORDS = "ex-first-rate", "ex-first-half", "ex-first-maximum"
@@ -359,38 +360,34 @@ CODED = [(path.stem, one) for path in chapters() for one in exercises(read_sourc
 
 
 @pytest.fixture(scope="module")
-def judges():
-    """A judge per chapter, whose setup it runs once."""
+def judged():
+    """(judge, worker) of a chapter, whose setup both run once."""
     made = {}
 
     def of(chapter):
         if chapter not in made:
-            made[chapter] = Judge(make(chapter, [chapter], "0"), "secret")
+            judge = Judge(make(chapter, [chapter], "0"), "secret")
+            made[chapter] = judge, Worker(judge.hidden)
         return made[chapter]
 
-    return of
+    yield of
+    for _, worker in made.values():
+        worker.close()
 
 
 @pytest.mark.parametrize(("chapter", "one"), CODED, ids=[one.label for _, one in CODED])
-def test_every_known_answer_is_judged_as_in_the_kernel(judges, chapter, one):
+def test_every_known_answer_is_judged_as_in_the_kernel(judged, chapter, one):
     """Solution, stub and wrong answers of the book, through the pipe: the same verdict and the same words."""
-    judge = judges(chapter)
+    judge, worker = judged(chapter)
     exercise = next(e for e in judge.kit.exercises if e.label == one.label)
     solution = "\n\n".join(cell.source for cell in one.solutions if cell.cell_type == "code")
-    worker = Worker(judge.hidden)
-    try:
-        for number, (source, words) in enumerate(
-            [(solution, "All checks passed."), (stub(solution), "is yours to write")]
-            + [(f"{solution}\n\n{cell.source}", says(cell)) for cell in one.wrong]
-        ):
-            worker.begin(f"{number}", exercise.setup, [(1, source)])
-            worker.parts[exercise.chapter] = worker.parts[f"{number}"]
-            worker.functions = lambda _, number=number: lambda name, given: worker.call([f"{number}", name], given)
-            passed, said = judge._checked(exercise, worker)
-            assert passed == (number == 0)
-            assert words in said
-    finally:
-        worker.close()
+    known = [(solution, "All checks passed."), (stub(solution), "is yours to write")]
+    known += [(f"{solution}\n\n{cell.source}", says(cell)) for cell in one.wrong]
+    for number, (source, words) in enumerate(known):
+        worker.begin(chapter, exercise.setup, [(1, source)])
+        passed, said = judge._checked(exercise, worker)
+        assert passed == (number == 0), said
+        assert words in said
 
 
 def test_what_a_worker_must_not_reach_is_out_of_reach(tmp_path):
@@ -424,3 +421,34 @@ def read():
 
 def test_a_submission_without_a_notebook_is_told_so(kit):
     assert "no notebook" in Submission("ada", "", kit, None).fault
+
+
+def test_exercises_yml_is_complete():
+    """An aim for every exercise, an exercise for every aim, a rubric for every answer in words, points for all."""
+    known, held = catalogue(), facts(BOOK)
+    assert set(held["exercises"]) == set(known)
+    for label, exercise in known.items():
+        facts_of = held["exercises"][label]
+        assert facts_of["aim"] in held["aims"][exercise.chapter]
+        assert facts_of["points"] > 0
+        assert exercise.coded or facts_of["rubric"]
+        assert exercise.coded or not exercise.inputs
+    for chapter, aims in held["aims"].items():
+        assert 3 <= len(aims) <= 5
+        assert {held["exercises"][one.label]["aim"] for one in known.values() if one.chapter == chapter} == set(aims)
+
+
+def test_names_that_an_answer_may_not_use_exist():
+    """A helper that is gone or renamed would never be found in an answer."""
+    import pdebook
+    import pdelab
+
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for package in (pdebook, pdelab)
+        for path in Path(package.__file__).parent.rglob("*.py")
+    )
+    for exercise in catalogue().values():
+        for name in exercise.forbidden:
+            last = name.rpartition(".")[2]
+            assert f"def {last}(" in text or last in ("group_norm", "GroupNorm", "LayerNorm"), (exercise.label, name)

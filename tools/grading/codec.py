@@ -6,6 +6,7 @@ gets one that calls it.
 """
 
 import base64
+import inspect
 import io
 import json
 import pickle
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 LONGEST = 64 << 20  # bytes of one message
 
 
@@ -51,7 +53,8 @@ class Codec:
             return {"object": base64.b64encode(pickle.dumps(value)).decode()}
         if callable(value):
             self.functions.append(value)
-            return {"function": len(self.functions) - 1, "name": getattr(value, "__name__", "function")}
+            name = getattr(value, "__name__", "function")
+            return {"function": len(self.functions) - 1, "name": name, "parameters": _parameters(value)}
         raise CannotTravel(f"a value of type {type(value).__name__}")
 
     def snapshot(self, value) -> object:
@@ -77,17 +80,35 @@ class Codec:
         if "array" in sent:
             return _unpacked(sent["array"], sent["tensor"])
         if "function" in sent:
-            return self._remote(sent["function"], sent["name"])
+            return self._remote(sent["function"], sent["name"], sent["parameters"])
         if "object" in sent and self.reads_objects:
             return pickle.loads(base64.b64decode(sent["object"]))
         raise CannotTravel("what was sent")
 
-    def _remote(self, number: int, name: str) -> Callable:
-        def function(*arguments):
-            return self.call(number, arguments)
+    def _remote(self, number: int, name: str, parameters: list[str]) -> Callable:
+        """A function that runs on the other side, with the parameters of the one there: solvers ask for them."""
+        signature = (
+            inspect.Signature([inspect.Parameter(str(p), POSITIONAL) for p in parameters]) if parameters else None
+        )
+
+        def function(*arguments, **named):
+            bound = signature.bind(*arguments, **named).args if signature else arguments
+            return self.call(number, bound)
 
         function.__name__ = str(name)
+        if signature:
+            function.__signature__ = signature
         return function
+
+
+def _parameters(function: Callable) -> list[str]:
+    """The names of its parameters without a default, in order; none where they cannot be told."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    plain = all(one.kind is POSITIONAL for one in found)
+    return [one.name for one in found if one.default is inspect.Parameter.empty] if plain else []
 
 
 def _local(value) -> bool:

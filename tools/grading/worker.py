@@ -7,6 +7,7 @@ to begin, {begin, setup, cells}, and calls, {call, arguments}.
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Worker:
         self.read, self.write = os.fdopen(read, "rb"), os.fdopen(write, "wb")
         self.codec = codec.Codec(self.ask, objects=False, reads_objects=True)
         self.names: dict[str, dict] = {}
+        self.setups: dict[tuple[str, ...], dict] = {}
 
     def send(self, message: dict) -> None:
         self.write.write(codec.line(message))
@@ -34,11 +36,19 @@ class Worker:
             os._exit(0)  # the judge is gone
         return json.loads(text)
 
+    def prepared(self, setup: tuple[str, ...]) -> dict:
+        """The names that a setup leaves; run once, and then copied."""
+        if setup in self.setups:
+            return dict(self.setups[setup])
+        names = {"__name__": "__main__"}
+        for source in setup:
+            exec(compile(source, "setup", "exec"), names)
+        self.setups[setup] = dict(names)
+        return names
+
     def begin(self, message: dict) -> dict:
         """Setup, then the student's cells; one that stops with an error is noted, and the next goes on."""
-        names = self.names[message["begin"]] = {"__name__": "__main__"}
-        for source in message["setup"]:
-            exec(compile(source, "setup", "exec"), names)
+        names = self.names[message["begin"]] = self.prepared(tuple(message["setup"]))
         problems = []
         for number, source in message["cells"]:
             try:
@@ -66,14 +76,20 @@ class Worker:
     def answer(self, message: dict) -> dict:
         """What a function of the student's gives back, or the error it stops with; and arguments that it changed."""
         arguments = self.codec.decode(message["arguments"])
-        before, called = self.codec.snapshot(arguments), message["call"]
+        before, objects, called = self.codec.snapshot(arguments), _objects(arguments), message["call"]
         try:
             function = self.codec.functions[called] if isinstance(called, int) else self.names[called[0]][called[1]]
             reply = {"answer": self.codec.encode(function(*arguments))}
         except BaseException as error:
             reply = {"answer": None, "error": type(error).__name__, "text": str(error)[:500]}
         after = self.codec.snapshot(arguments)
-        return reply if after == before else reply | {"changed": after}
+        reply |= {} if after == before else {"changed": after}
+        return reply | {"spoiled": [n for n, held in _objects(arguments).items() if held != objects[n]]}
+
+
+def _objects(arguments: list) -> dict[int, bytes]:
+    """The models among the arguments as they are now: one that an answer changes is told to the judge."""
+    return {n: pickle.dumps(one) for n, one in enumerate(arguments) if hasattr(one, "state_dict")}
 
 
 def keep_out(folders: list[str], needed: list[str]) -> None:
