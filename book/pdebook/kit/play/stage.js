@@ -21,6 +21,7 @@
   };
   const STORED = "pdelab-quests";
   const SLICE = 8; // ms of computing between two frames
+  const FIRST = 100; // ms before the first frame: the page is not yet in anyone's hand
   const CALM = 400; // ms between two sentences of the status
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -225,7 +226,7 @@
       }
       const work = this.work(this.o, this.u0);
       const slice = () => {
-        const end = performance.now() + (this.run ? SLICE : 5 * SLICE);
+        const end = performance.now() + (this.run ? SLICE : FIRST);
         let step = work.next();
         while (!step.done && performance.now() < end) step = work.next();
         if (step.done) return this.finish(step.value);
@@ -253,6 +254,7 @@
 
     // What is shown from now on: the settings `now`, their run and its measures, while `o` may already be ahead.
     finish(done) {
+      const first = !this.run;
       const toEnd = this.toEnd || (this.at >= this.last && !this.timer);
       this.toEnd = false;
       this.running = 0;
@@ -265,7 +267,8 @@
       if (!this.held) this.frame();
       this.say();
       this.showTheory();
-      this.draw();
+      if (first) this.drawNow(); // a page that still loads would let a frame wait
+      else this.draw();
       this.judgeSoon();
       this.writeSoon();
       if (this.setsOut) this.whenSeen(() => this.play());
