@@ -50,7 +50,7 @@ assignment: .venv/ready  ## one notebook of exercises to hand out (NAME=hw1 EXER
 grade: .venv/ready  ## grade a class (NAME=hw1 SUBMISSIONS=zip-or-folder GRADEBOOK=export.csv MARKS=marks.csv)
 	@$(PY) tools/grade.py $(NAME) $(SUBMISSIONS) $(if $(GRADEBOOK),--gradebook $(GRADEBOOK)) $(if $(MARKS),--marks $(MARKS))
 
-sizes: book  ## how long each page is to read, to look through and to run: _build/sizes.md
+sizes: book  ## how long each page is to read, to look through, to load and to run: book/sizes.md
 	@$(PY) tools/sizes.py
 
 versions: .venv/ready  ## test the library with the lowest and the newest versions allowed (TORCH=2.13.0 for one torch)

@@ -26,7 +26,7 @@ SEARCH = (HTML / "search.html").as_uri()
 
 def test_formulas_are_no_tab_stops_but_are_read_aloud(browser):
     with visit(browser, "book/stability.html") as v:
-        slider = v.page.locator(".pdelab-explore input").first.element_handle()
+        slider = v.page.locator("article input[type=range]").first.element_handle()
         v.page.keyboard.press("Tab")  # the link that skips the menus
         v.page.keyboard.press("Enter")
         presses = 0
