@@ -31,6 +31,8 @@ def printed(browser, path: Path) -> tuple[str, bytes]:
     page.evaluate("window.MathJax && MathJax.startup ? MathJax.startup.promise : null")
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    # the playground prints the address of its state; one on this disk is of no use to a reader
+    page.locator(".play-address:has-text('file:')").evaluate_all("found => found.forEach((one) => one.remove())")
     title = page.locator("article h1").first.evaluate("e => e.firstChild ? e.innerText.replace(/#$/, '').trim() : ''")
     made = page.pdf(format="A4", display_header_footer=True, header_template="<i></i>", footer_template=FOOT)
     page.close()

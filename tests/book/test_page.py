@@ -338,16 +338,17 @@ def test_on_paper_proofs_are_open_and_the_code_of_figures_is_left_out(browser):
 
 
 def test_the_printed_book_has_a_bookmark_for_each_page_and_no_place_on_this_disk(browser, tmp_path):
-    names = ["book/bibliography", "book/statements"]
+    names = ["book/playground", "book/bibliography"]
     parts = [(name, *on_paper(browser, HTML / f"{name}.html")) for name in names]
     book = PdfReader(join(parts, HTML))
     lengths = [len(PdfReader(BytesIO(made)).pages) for _, _, made in parts]
     assert len(book.pages) == sum(lengths)
     marks = [(mark.title, book.get_destination_page_number(mark)) for mark in book.outline]
-    assert marks == [("Bibliography", 0), ("Statements", lengths[0])]
+    assert marks == [("The playground", 0), ("Bibliography", lengths[0])]
     notes = [str(note.get_object()) for sheet in book.pages for note in sheet.get("/Annots", [])]
     assert notes
     assert not [note for note in notes if "file:" in note]
+    assert not [sheet for sheet in book.pages if "file:" in sheet.extract_text()]
 
 
 def test_the_pages_offer_the_printed_book_once_it_is_there(tmp_path):
