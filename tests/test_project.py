@@ -16,6 +16,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import pdelab
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
@@ -149,6 +151,11 @@ def test_every_extra_is_installed_in_the_range_that_readers_get():
 def test_versions_and_names_agree():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == PYPROJECT["project"]["version"] == distribution("pdelab").version
+    assert pdelab.__version__ == citation["version"]
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == f"{citation['version']} ({citation['date-released']})"
+    assert PYPROJECT["project"]["license"] == " AND ".join(citation["license"]) == "MIT AND CC-BY-4.0"
+    assert PYPROJECT["project"]["license-files"] == ["LICENSE", "LICENSE-TEXT"]
     assert (ROOT / "LICENSE").exists()
     assert "CC BY 4.0" in (ROOT / "LICENSE-TEXT").read_text()
 

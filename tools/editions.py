@@ -1,6 +1,6 @@
 """Write the student and instructor notebooks of every chapter.
 
-    python tools/editions.py                     both editions, to _build/editions/
+    python tools/editions.py                     both editions and what students install, to _build/editions/
     python tools/editions.py --lab student       your own copies in work/, then JupyterLab
     python tools/editions.py --lab instructor -- --no-browser
 
@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+import handout
 import nbformat
 from exercises import BOOK, ROOT, chapters, code_folded, student_edition, tagged
 from figures import show_untrusted
@@ -49,7 +50,7 @@ def edition(name: str, which: str) -> nbformat.NotebookNode:
             below["id"] = f"{cell['id']}-caption"
             cells.append(below)
     notebook.cells = cells
-    return notebook
+    return handout.stamped(notebook) if which == "student" else notebook
 
 
 def write_all(folder: Path, which: str, *, keep: bool) -> None:
@@ -74,6 +75,8 @@ def main() -> int:
     if options.lab is None:
         for which in EDITIONS:
             write_all(ROOT / "_build" / "editions" / which, which, keep=False)
+        handout.write(ROOT / "_build" / "editions" / "student")
+        print("  the wheel, requirements.txt, START.md and check_setup.ipynb written beside the student notebooks")
         print("Next: hand out _build/editions/student, keep _build/editions/instructor.")
         return 0
     work = ROOT / "work"
