@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test lab notebooks record editions assignment grade sizes versions format clean moved
+.PHONY: help book pdf test lab notebooks record editions assignment grade figures sizes versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -41,14 +41,17 @@ record: .venv/ready  ## record the results and test outcomes that the ledger rea
 	@$(PY) -m pytest tests/claims -q --record-claims
 	@echo "Recorded. Next: make notebooks, so that the pages show it."
 
-editions: .venv/ready  ## write the student and instructor notebooks to _build/editions
+editions: .venv/ready  ## write what students are handed, and the notebooks with solutions, to _build/editions
 	@$(PY) tools/editions.py
 
-assignment: .venv/ready  ## one notebook of exercises to hand out (NAME=hw1 EXERCISES="ex-sb-cycle stabilization" PRIVATE=folder)
-	@$(PY) tools/assignment.py $(NAME) $(EXERCISES) $(if $(PRIVATE),--private $(PRIVATE))
+assignment: .venv/ready  ## one notebook of exercises to hand out (NAME=hw1 EXERCISES="ex-sb-cycle stabilization" PRIVATE=folder EXPORT=nbgrader)
+	@$(PY) tools/assignment.py $(NAME) $(EXERCISES) $(if $(PRIVATE),--private $(PRIVATE)) $(if $(EXPORT),--export $(EXPORT))
 
 grade: .venv/ready  ## grade a class (NAME=hw1 SUBMISSIONS=zip-or-folder GRADEBOOK=export.csv MARKS=marks.csv)
 	@$(PY) tools/grade.py $(NAME) $(SUBMISSIONS) $(if $(GRADEBOOK),--gradebook $(GRADEBOOK)) $(if $(MARKS),--marks $(MARKS))
+
+figures: .venv/ready  ## write the figures of the pages with captions, alt text and licence to _build/figures (CHAPTER=name for one)
+	@$(PY) tools/figure_pack.py $(CHAPTER)
 
 sizes: book  ## how long each page is to read, to look through, to load and to run: book/sizes.md
 	@$(PY) tools/sizes.py

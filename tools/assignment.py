@@ -1,22 +1,26 @@
 """Put exercises of several chapters, and your own, into one notebook to hand out.
 
-    python tools/assignment.py hw1 ex-sb-cycle ex-di-matrix stabilization [--private FOLDER]
+    python tools/assignment.py hw1 ex-sb-cycle ex-di-matrix stabilization [--private FOLDER] [--export nbgrader|otter]
 
 writes _build/assignments/hw1/: student/hw1.ipynb to hand out, and for you hw1_solution.ipynb and kit.json, which
 tools/grade.py reads. A chapter's name stands for all its exercises. FOLDER holds *.md in the form of the chapters, with
-exercises that are never in git.
+exercises that are never in git. With --export comes hw1_nbgrader.ipynb, a source for `nbgrader generate_assignment`, or
+hw1_otter.ipynb, a master for `otter assign`; both run checks inside the student's kernel, where a line switches them
+off.
 """
 
 import argparse
+import ast
 import copy
 import re
 import sys
 from pathlib import Path
 
 import nbformat
+import yaml
 from exercises import ROOT
 from grading.kit import Exercise, Kit, Unknown, make
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 from plain import plain
 
 import pdelab
@@ -63,6 +67,90 @@ def _code(source: str, tag: str):
     return cell
 
 
+# For other graders
+
+
+def for_nbgrader(kit: Kit) -> nbformat.NotebookNode:
+    """Solutions between nbgrader's marks; answers, checks and words with its metadata (schema 3)."""
+    made = notebook(kit, solved=True)
+    exercises, one = {f"<!-- {exercise.label} -->": exercise for exercise in kit.exercises}, None
+    for number, cell in enumerate(made.cells):
+        tags = cell.metadata.get("tags", [])
+        starts = exercises.get(cell.source.partition("\n")[0])
+        one = starts or one
+        if starts or "setup" in tags or one is None:
+            continue
+        mark = {"schema_version": 3, "grade": False, "solution": False, "locked": False, "task": False}
+        mark["grade_id"] = f"{one.label}-{number}"
+        if "answer" in tags:
+            cell.source = _marked(one, "### BEGIN SOLUTION", "### END SOLUTION")
+            mark["solution"] = True
+        elif "check" in tags:
+            mark |= {"grade": True, "locked": True, "points": one.points / len(one.checks)}
+        elif cell.cell_type == "markdown":
+            mark |= {"grade": True, "solution": True, "points": one.points}
+        else:
+            continue
+        cell.metadata["nbgrader"] = mark
+    return made
+
+
+def _marked(exercise: Exercise, begin: str, end: str) -> str:
+    """The solution with its functions' bodies between marks; signature and docstring stay with the student."""
+    lines = "\n\n\n".join(exercise.solutions).splitlines()
+    for function in reversed(ast.parse("\n".join(lines)).body):
+        held = function.body[1:] if ast.get_docstring(function) is not None else function.body
+        first, indent = held[0].lineno - 1, " " * held[0].col_offset
+        lines[first : function.end_lineno] = [
+            indent + begin,
+            *lines[first : function.end_lineno],
+            indent + end,
+        ]
+    return "\n".join(lines)
+
+
+def for_otter(kit: Kit) -> nbformat.NotebookNode:
+    """A master notebook for otter assign: raw cells around question, solution and tests."""
+    config = {"name": kit.name, "tests": {"ok_format": False}}
+    made, one, cells = notebook(kit, solved=True), None, [_raw("ASSIGNMENT CONFIG", config)]
+    exercises = {f"<!-- {exercise.label} -->": exercise for exercise in kit.exercises}
+    for cell in made.cells:
+        tags = cell.metadata.get("tags", [])
+        starts = exercises.get(cell.source.partition("\n")[0])
+        if one and (starts or "setup" in tags):
+            cells.append(_raw("END QUESTION"))
+            one = None
+        if starts:
+            one = starts
+            config = {"name": one.label, "points": one.points} | ({} if one.coded else {"manual": True})
+            cells += [_raw("BEGIN QUESTION", config), cell]
+        elif one is None or "starter" in tags:
+            cells.append(cell)
+        elif "check" in tags:
+            cells += [_raw("BEGIN TESTS"), _tested(one, cell), _raw("END TESTS")]
+        else:
+            if "answer" in tags:
+                cell.source = _marked(one, "# BEGIN SOLUTION", "# END SOLUTION")
+            cells += [_raw("BEGIN SOLUTION"), cell, _raw("END SOLUTION")]
+    made.cells = [*cells, _raw("END QUESTION")]
+    for number, cell in enumerate(made.cells):
+        cell["id"] = f"cell-{number:03d}"
+    return made
+
+
+def _raw(begin: str, config: dict | None = None):
+    return new_raw_cell(f"# {begin}" + (f"\n{yaml.safe_dump(config, sort_keys=False).strip()}" if config else ""))
+
+
+def _tested(exercise: Exercise, cell):
+    """A check as otter's test by exceptions, on the names of the student's notebook."""
+    test = re.sub(r"\W", "_", exercise.label)
+    return new_code_cell(f"def test_{test}(env):\n    exec({cell.source!r}, dict(env))")
+
+
+EXPORTS = {"nbgrader": for_nbgrader, "otter": for_otter}
+
+
 def name(text: str) -> str:
     if not re.fullmatch(r"[\w-]+", text):
         raise argparse.ArgumentTypeError(f"a name has letters, digits, - and _ only; not {text!r}")
@@ -74,6 +162,7 @@ def main() -> int:
     parser.add_argument("name", type=name)
     parser.add_argument("exercises", nargs="+", metavar="EXERCISE", help="a label such as ex-sb-cycle, or a chapter")
     parser.add_argument("--private", type=Path, help="a folder of exercises of your own")
+    parser.add_argument("--export", choices=EXPORTS, help="write it for another grader too")
     options = parser.parse_args()
     if options.private is not None and not options.private.is_dir():
         parser.error(f"--private must be a folder; {options.private} is none")
@@ -86,6 +175,10 @@ def main() -> int:
     write_atomically(folder / "student" / f"{kit.name}.ipynb", nbformat.writes(notebook(kit, solved=False)) + "\n")
     write_atomically(folder / f"{kit.name}_solution.ipynb", nbformat.writes(notebook(kit, solved=True)) + "\n")
     kit.write(folder / "kit.json")
+    if options.export:
+        path = folder / f"{kit.name}_{options.export}.ipynb"
+        write_atomically(path, nbformat.writes(EXPORTS[options.export](kit)) + "\n")
+        print(f"For {options.export}: {path.relative_to(ROOT)}, which holds the solutions.")
     coded = sum(one.coded for one in kit.exercises)
     print(f"{len(kit.exercises)} exercises, {coded} of them graded by the machine, {kit.points:g} points.")
     print(f"Hand out {(folder / 'student').relative_to(ROOT)}; keep the rest.")

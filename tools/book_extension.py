@@ -14,11 +14,12 @@ import nbformat
 from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
-from exercises import ROOT, code_folded, tagged
+from exercises import BOOK, ROOT, code_folded, tagged
 from figures import frame_wide, mark_wide
+from grading.kit import catalogue, facts
 from plain import numbers, pages
 from print_book import offer
-from publishing import citation, page_head, publish
+from publishing import citation, page_head, plain_formula, publish
 from reference import entries, footer
 from search_index import write_index
 from sphinx.errors import ConfigError
@@ -28,7 +29,7 @@ from pdebook.ledger.sources import experiments
 
 BEHIND, LEFT_OUT = SOLUTIONS
 # made of docstrings and of what other pages say and use, so made anew each time
-REFERENCE, STATEMENTS = "book/api", "book/statements"
+REFERENCE, STATEMENTS, INSTRUCTORS = "book/api", "book/statements", "book/instructors"
 STATED = ("Theorem", "Proposition", "Lemma", "Corollary", "Definition")
 FOLDED = {  # cells behind a click, by their tag, and the words of the click
     "solution": "Show the solution",
@@ -68,6 +69,8 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
         source[0] = entries(source[0])
     if docname == STATEMENTS:
         source[0] = source[0].replace("{statements}", statements())
+    if docname == INSTRUCTORS:
+        source[0] = source[0].replace("{exercises}", exercise_tables())
     if path.suffix != ".ipynb":
         return
     notebook = nbformat.reads(source[0], 4)
@@ -104,6 +107,23 @@ def statements() -> str:
         if own:
             links = "".join(f"- {{prf:ref}}`{label}`{one.title and f': {one.title}'}\n" for label, one in own)
             made += f"## {titles()[page]}\n\n{links}\n"
+    return made
+
+
+def exercise_tables() -> str:
+    """For each chapter its aims, and its exercises with label, level, time, points, aim and kind of answer."""
+    known, held, made = catalogue(), facts(BOOK), ""
+    for page in (page for page in pages() if page in held["aims"]):
+        aims = "".join(f"{number}. {aim}\n" for number, aim in held["aims"][page].items())
+        made += f"### {{doc}}`{page}`\n\n{aims}\n| exercise | label | level | time | points | aim | answer |\n"
+        made += "|---|---|---|---|---|---|---|\n"
+        for label, one in ((label, one) for label, one in known.items() if one.chapter == page):
+            title, level, time = re.match(r"(.*?), (★+), (\d+ min|open)", one.title).groups()
+            title = re.sub(r"\$(.+?)\$", lambda formula: plain_formula(formula[1]), title)  # a link holds no formula
+            answer = "code" if one.coded else "words"
+            row = (f"{{ref}}`{title} <{label}>`", f"`{label}`", level, time, f"{one.points:g}")
+            made += f"| {' | '.join(row)} | {held['exercises'][label]['aim']} | {answer} |\n"
+        made += "\n"
     return made
 
 
@@ -235,7 +255,7 @@ def setup(app) -> dict:
     app.add_config_value("book_address", "", "html")
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", no_second_search)
-    app.connect("env-get-outdated", lambda *_: [REFERENCE, STATEMENTS])
+    app.connect("env-get-outdated", lambda *_: [REFERENCE, STATEMENTS, INSTRUCTORS])
     app.connect("source-read", prepare_notebook)
     app.connect("doctree-read", fold_proofs)
     app.connect("html-page-context", mend_page, priority=900)

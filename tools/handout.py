@@ -53,7 +53,8 @@ print(f"Ready: Python {platform.python_version()}, torch {torch.__version__}, "
 
 START = f"""# Start
 
-You need Python 3.11 or later and 3 GB of disk (7 GB on Linux with PyTorch's default build). In a terminal, in this folder:
+You need Python 3.11 or later and 3 GB of disk (7 GB on Linux, with PyTorch's default build). In a terminal, in this
+folder:
 
 Linux and macOS
 
@@ -67,8 +68,9 @@ Windows
     env\\Scripts\\python -m pip install -r requirements.txt
     env\\Scripts\\jupyter lab check_setup.ipynb
 
-Then *Run > Run All Cells*: the last cell should begin with ✓ and end with "Ready". On Linux the smaller build of PyTorch
-without CUDA will do: add `--extra-index-url` and the address that https://pytorch.org/get-started/locally/ gives for CPU.
+Then *Run > Run All Cells*: the last cell should begin with ✓ and end with "Ready". On Linux the smaller
+build of PyTorch without CUDA will do: add `--extra-index-url` and the address that
+https://pytorch.org/get-started/locally/ gives for CPU.
 
 Google Colab: open a notebook there, upload `{WHEEL}` with the folder icon on the left, and run
 

@@ -1,4 +1,4 @@
-"""What a student is handed: it runs from an empty folder with the wheel alone, and only what is theirs to write fails."""
+"""What a student is handed runs from an empty folder with the wheel alone; only what is theirs to write fails."""
 
 import json
 import os
@@ -8,12 +8,15 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from html import unescape
 
 import handout
 import nbformat
 import pytest
+from book_extension import exercise_tables
 from editions import edition
-from exercises import BOOK, exercises, read_source, tagged
+from exercises import BOOK, ROOT, exercises, read_source, tagged
+from grading.kit import catalogue, facts, make
 
 PAGES = ("first_look", "stabilization")
 
@@ -134,3 +137,39 @@ def test_a_student_notebook_is_stamped():
     assert held["version"] == handout.VERSION
     assert re.match(r"[0-9a-f]{12}|unknown", held["commit"])
     assert "pdelab" not in json.dumps(edition("first_look", "instructor").metadata)
+
+
+# The page for instructors
+
+
+HTML = ROOT / "_build" / "html" / "book" / "instructors.html"
+
+
+def test_the_page_lists_every_exercise_and_every_aim():
+    page = HTML.read_text(encoding="utf-8")
+    shown = re.findall(r'<span class="pre">(ex-[\w-]+)</span></code></p></td>', page)
+    assert sorted(shown) == sorted(catalogue())
+    words = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", "", page)))
+    for aims in facts(BOOK)["aims"].values():
+        assert not [aim for aim in aims.values() if aim not in words]
+
+
+def test_a_row_has_level_time_points_aim_and_kind():
+    (row,) = [line for line in exercise_tables().splitlines() if "`ex-first-rate`" in line]
+    assert row == ("| {ref}`One end of each kind <ex-first-rate>` | `ex-first-rate` | ★★ | 20 min | 4 | 1 | code |")
+
+
+def test_the_commands_of_the_page_exist_and_print_what_it_shows():
+    """make knows them, and the words that the page shows are those of the tools."""
+    text = (BOOK / "instructors.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"editions", "assignment", "grade", "figures"} <= set(re.findall(r"make (\w+)", text)) <= targets
+    kit = make("hw1", re.search(r'EXERCISES="(.*?)"', text)[1].split(), "0")
+    coded = sum(one.coded for one in kit.exercises)
+    assert f"{len(kit.exercises)} exercises, {coded} of them graded by the machine, {kit.points:g} points." in text
+
+
+def test_every_chapter_is_in_the_plan_of_a_term_or_named_for_seminars():
+    text = (BOOK / "instructors.md").read_text(encoding="utf-8")
+    plans = text[text.index("## Plans") : text.index("## What students ask")]
+    assert set(facts(BOOK)["aims"]) <= set(re.findall(r"\{doc\}`(\w+)`", plans))
