@@ -1,6 +1,7 @@
 """The project's own promises: set-up with clear words, one version, exact pins, nothing foreign in its files."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -206,3 +207,28 @@ def test_findings_are_recorded_by_tests_that_ran_to_their_end(monkeypatch, statu
     config = SimpleNamespace(option=option, findings={"X-1": {"test": {"printed_holds"}}}, skipped=[])
     conftest.pytest_sessionfinish(SimpleNamespace(config=config), pytest.ExitCode[status])
     assert len(record) == written
+
+
+def test_one_image_serves_devcontainer_binder_and_grading():
+    """Binder takes the root's Dockerfile unless there is a folder for it."""
+    files = set(subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split("\n"))
+    assert [name for name in files if name.endswith("Dockerfile")] == ["Dockerfile"]
+    assert not [name for name in files if name.startswith(("binder/", ".binder/"))]
+    folder = ROOT / ".devcontainer"
+    given = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
+    assert (folder / given["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"WORKDIR {given['workspaceFolder']}\n" in text
+    copied = " ".join(re.findall(r"^COPY --chown=reader (.*) \S+$", text, re.MULTILINE)).split()
+    assert "requirements.lock" in copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_publishing_leaves_solutions_out_where_it_is_asked_to():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text(encoding="utf-8"))
+    steps = workflow["jobs"]["test"]["steps"]
+    does = [step.get("run") or step["uses"].partition("@")[0] for step in steps]
+    tests, build = does.index("bash .ci/run"), does.index("make book")
+    assert tests < build < does.index("actions/upload-pages-artifact")
+    assert steps[build]["env"] == {"BOOK_SOLUTIONS": "${{ vars.BOOK_SOLUTIONS }}"}
+    assert steps[build]["if"] == "vars.BOOK_SOLUTIONS != ''"
