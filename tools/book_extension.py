@@ -115,11 +115,12 @@ def exercise_tables() -> str:
     known, held, made = catalogue(), facts(BOOK), ""
     for page in (page for page in pages() if page in held["aims"]):
         aims = "".join(f"{number}. {aim}\n" for number, aim in held["aims"][page].items())
-        made += f"### {{doc}}`{page}`\n\n{aims}\n| exercise | label | level | time | points | aim | answer |\n"
+        made += f"### {titles()[page]}\n\n{aims}\n| exercise | label | level | time | points | aim | answer |\n"
         made += "|---|---|---|---|---|---|---|\n"
         for label, one in ((label, one) for label, one in known.items() if one.chapter == page):
             title, level, time = re.match(r"(.*?), (★+), (\d+ min|open)", one.title).groups()
             title = re.sub(r"\$(.+?)\$", lambda formula: plain_formula(formula[1]), title)  # a link holds no formula
+            time = time.replace(" ", "\N{NO-BREAK SPACE}")
             answer = "code" if one.coded else "words"
             row = (f"{{ref}}`{title} <{label}>`", f"`{label}`", level, time, f"{one.points:g}")
             made += f"| {' | '.join(row)} | {held['exercises'][label]['aim']} | {answer} |\n"
