@@ -2,8 +2,8 @@
 
     python tools/figure_pack.py [PAGE …]      to _build/figures/; all pages without a name
 
-Each figure is an SVG by its label, or a PNG where it has very many points. figures.csv has page, number, caption, alt text and licence; README.md says how to
-give credit. What a page draws in the browser has no file: take it from the page.
+Each figure is an SVG by its label, or a PNG where it has very many points. figures.csv has page, number, caption, alt
+text and licence; README.md says how to give credit. What a page draws in the browser has no file: take it from there.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LICENCE = "CC BY 4.0"
 
 
 def figures(page: str) -> dict[str, tuple[bytes, dict[str, str]]]:
-    """File name -> picture and what is to be said of it, for each numbered figure of a page that is stored as a picture."""
+    """File name -> picture and what is to be said of it, for each numbered figure of a page that is stored as one."""
     found = {}
     numbered = iter([one.number for one in numbers().values() if one.page == page and one.kind == "Figure"])
     for cell in nbformat.read(BOOK / f"{page}.ipynb", 4).cells:
