@@ -42,5 +42,9 @@
     nameFolds();
     const typeset = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
     typeset.then(land);
+    // folds close and pictures arrive later still: the place is kept for a few seconds
+    const watch = new ResizeObserver(land);
+    watch.observe(document.body);
+    setTimeout(() => watch.disconnect(), 5000);
   });
 })();
