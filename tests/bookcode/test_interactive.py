@@ -268,5 +268,5 @@ def test_a_click_knows_where_the_values_of_its_two_sliders_stand():
 
 def test_the_sentence_stands_under_the_picture():
     figure = explore(curve, k=[1, 2], alt=lambda k: f"k is <{k}>")
-    assert '<p class="says">k is &lt;1&gt;</p>' in figure.html
-    assert figure.picture(k=2).endswith('<p class="says">k is &lt;2&gt;</p>')
+    assert '<p class="says" aria-live="polite">k is &lt;1&gt;</p>' in figure.html
+    assert figure.picture(k=2).endswith('<p class="says" aria-live="polite">k is &lt;2&gt;</p>')
