@@ -21,6 +21,13 @@
     }
   }
 
+  // The code of a figure to play with stands under it (custom.css); Tab and screen readers come to it there too.
+  addEventListener("DOMContentLoaded", () => {
+    for (const cell of document.querySelectorAll("div.cell:has(.pdelab-explore, .pdelab-play)")) {
+      cell.append(...cell.querySelectorAll(":scope > :not(.cell_output)"));
+    }
+  });
+
   // The theme's spy of the scroll reads every link of the page, and stops at one that holds a state of the playground.
   addEventListener("DOMContentLoaded", () => {
     const { dataset } = document.body;

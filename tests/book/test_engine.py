@@ -328,6 +328,16 @@ def test_an_address_brings_back_exactly_what_it_was_made_of(js):
     assert js("e.address(e.complete({}))") == ""
 
 
+def test_with_a_quest_an_address_holds_what_differs_from_the_start_of_the_quest(js):
+    for quest in QUESTS.values():
+        start, solution = quest["start"], quest["solution"]
+        for settings in (start, {}, start | solution["settings"]):
+            given = {"o": js("e.complete(given)", settings), "start": start}
+            back = js("e.fromAddress(e.address(given.o, {}, given.start), given.start)", given)
+            assert back == {"o": given["o"], "moved": {}}
+        assert js("e.address(e.complete(given), {}, given)", start) == ""
+
+
 @pytest.mark.parametrize(
     "hash",
     [

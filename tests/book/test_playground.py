@@ -208,6 +208,53 @@ def test_all_can_be_done_by_keyboard(opened):
     assert page.locator(".play-task").inner_text().endswith("✓ reached")
 
 
+def test_tab_comes_to_the_code_of_the_playground_after_the_playground(opened):
+    page = opened()
+    parts = page.locator(".play-body, details.hide")  # in the order of the page's source
+    assert parts.count() == 2
+    assert parts.first.get_attribute("class") == "play-body"
+    assert parts.first.bounding_box()["y"] < parts.last.bounding_box()["y"]
+
+
+def test_a_dot_of_a_later_layer_moves_its_start_and_says_so(opened):
+    page = opened("norm=none&N=2&dt=0.05&L=20")
+    box = page.locator("canvas.play-stage").bounding_box()
+    x, y = of(page, "it.toScreen(it.project(it.run.states.at(-1), 1))")
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    page.mouse.down()
+    page.wait_for_timeout(100)
+    assert of(page, "it.at") == 0
+    assert page.locator(".play-caption").inner_text().startswith("You move the start")
+    page.mouse.up()
+    settle(page)
+    assert of(page, "it.at === it.last")
+
+
+def test_the_status_says_that_it_speaks_of_the_end_while_an_earlier_layer_is_shown(opened):
+    page = opened()
+    last = page.locator(".play-status").inner_text()
+    of(page, "it.showLayer(7)")
+    settle(page)
+    assert page.locator(".play-status").inner_text() == f"In the end: {last[0].lower()}{last[1:]}"
+    of(page, "it.showLayer(it.last)")
+    settle(page)
+    assert page.locator(".play-status").inner_text() == last
+
+
+def test_no_word_of_a_menu_is_cut(opened):
+    page = opened()
+    page.get_by_role("radio", name="all").check()
+    cut = page.locator(".play-row select").evaluate_all(
+        """all => all.flatMap((menu) => {
+            const pen = document.createElement("canvas").getContext("2d");
+            pen.font = getComputedStyle(menu).font;
+            const room = menu.clientWidth - 36; // its padding and its arrow
+            return [...menu.options].map((one) => one.text).filter((text) => pen.measureText(text).width > room);
+        })"""
+    )
+    assert cut == []
+
+
 # Quests
 
 
@@ -229,6 +276,33 @@ def test_a_reached_quest_is_marked_and_remembered_and_one_opened_on_its_solution
     page.reload()
     settle(page)
     assert marked(page) == ["A sum or a sweep", "✓ reached"]
+
+
+def test_a_solved_quest_comes_back_solved(opened):
+    page = opened("quest=sweep")
+    page.get_by_label("scheme").select_option("lie")
+    settle(page)
+    assert page.evaluate("location.hash") == "#scheme=lie&quest=sweep"
+    page.reload()
+    settle(page)
+    assert of(page, "it.o.scheme") == "lie"
+    assert page.locator(".play-task").inner_text().endswith("✓ reached before")
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, PHONE])
+def test_a_quest_begins_with_its_words_and_the_top_of_the_picture_in_sight(opened, size):
+    page = opened(viewport=size)
+    if size == PHONE:
+        page.get_by_role("button", name="Quests", exact=True).click()
+    page.get_by_role("button", name="Start here: It only looks compressed").click()
+    settle(page)
+    page.wait_for_timeout(600)
+    seen = """one => {
+        const { x, y } = one.getBoundingClientRect();
+        return one.contains(document.elementFromPoint(x + 9, y + 9)); // and not the header
+    }"""
+    assert page.locator(".play-task").evaluate(seen)
+    assert page.locator("canvas.play-stage").evaluate(seen)
 
 
 def test_quests_work_where_nothing_can_be_stored(browser):
@@ -364,7 +438,7 @@ def test_the_first_frame_comes_soon_after_the_script(browser):
         ({"N": True}, "N must be a number from 2 to 128; not True"),
         ({"dt": 0.123}, "dt goes in steps of 0.01, nearest is 0.12; not 0.123"),
         ({"norm": "batch"}, "norm must be one of 'none', 'circle', 'post', 'pre'; not 'batch'"),
-        ({"quest": "holy grail"}, "quest must be one of depth, sweep,"),
+        ({"quest": "holy grail"}, "quest must be one of sweep, length,"),
         ({"quest": "basin", "beta": 3}, "quest brings its own settings; leave out beta, or the quest"),
         ({"show": ["stage", "sound"]}, "show names 'sound'; there are stage, curves,"),
         ({"controls": ["gama"]}, "controls names 'gama'; there are beta,"),

@@ -42,26 +42,27 @@
     return kept;
   };
 
-  /** What stands behind the # of an address: every setting that is not at its default, and the moved tokens. */
-  const address = (o, moved = {}) => {
+  /** What stands behind the # of an address: every setting that is not as `base` or else the default has it, and the
+      moved tokens. */
+  const address = (o, moved = {}, base = {}) => {
     const parts = [];
-    for (const [key, setting] of Object.entries(pdelab.settings)) {
-      if (o[key] !== setting.default) parts.push(`${key}=${encodeURIComponent(o[key])}`);
+    for (const [key, value] of Object.entries(complete(base))) {
+      if (o[key] !== value) parts.push(`${key}=${encodeURIComponent(o[key])}`);
     }
     const places = Object.entries(sensible(moved)).map(([token, place]) => [token, ...place].join(","));
     if (places.length) parts.push(`u=${places.join(";")}`);
     return parts.join("&");
   };
 
-  /** {o, moved} of an address: whatever it holds, the settings are complete and allowed. */
-  const fromAddress = (hash) => {
+  /** {o, moved} of an address over `base`: whatever it holds, the settings are complete and allowed. */
+  const fromAddress = (hash, base = {}) => {
     const given = new URLSearchParams(String(hash).replace(/^#/, ""));
     const moved = {};
     for (const part of (given.get("u") || "").split(";").slice(0, pdelab.settings.N.max)) {
       const [token, ...place] = part.split(",");
       moved[token] = place.map((x) => (x.trim() === "" ? NaN : Number(x)));
     }
-    return { o: complete(Object.fromEntries(given)), moved: sensible(moved) };
+    return { o: complete({ ...base, ...Object.fromEntries(given) }), moved: sensible(moved) };
   };
 
   // ---------------------------------------------------------------- random numbers

@@ -157,8 +157,7 @@
       const named = new URLSearchParams(words).get("quest") || (words ? "" : this.given.quest);
       const quest = questList.find((one) => one.id === named) || null;
       const bare = words.replace(/&?quest=[^&]*/, "");
-      if (bare) Object.assign(this, engine.fromAddress(bare));
-      else if (quest) Object.assign(this, { o: engine.complete(quest.start), moved: {} });
+      if (bare || quest) Object.assign(this, engine.fromAddress(bare, quest?.start));
       else Object.assign(this, { o: this.first(), moved: this.given.moved || {} });
       this.quest = quest;
       this.armed = this.here = false; // a quest must be seen unreached first: opening a solution is not solving
@@ -499,7 +498,7 @@
 
     startQuest(quest) {
       this.begin(`#quest=${quest.id}`);
-      this.canvas.scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" });
+      this.task.scrollIntoView({ block: "start", behavior: still.matches ? "auto" : "smooth" });
       this.canvas.focus({ preventScroll: true });
     }
 
@@ -555,7 +554,8 @@
       this.said = performance.now();
       const { word, sentence } = engine.status(this.now, this.run, this.measured);
       this.status.dataset.word = word;
-      const text = `${this.news || ""}${sentence}`;
+      this.early = this.at < this.last; // the sentence is about the last layer, whichever is shown
+      const text = `${this.news || ""}${this.early ? `In the end: ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence}`;
       this.news = "";
       if (this.status.textContent !== text) this.status.textContent = text;
       for (const { name, canvas } of this.charts) {
@@ -582,7 +582,7 @@
     // ---- the address
 
     state() {
-      const words = engine.address(this.o, this.moved).replace(/^#/, "");
+      const words = engine.address(this.o, this.moved, this.quest?.start);
       return [words, this.quest ? `quest=${this.quest.id}` : ""].filter(Boolean).join("&");
     }
 
@@ -673,13 +673,18 @@
         return this.fromScreen(event.clientX - box.left, event.clientY - box.top);
       };
       canvas.addEventListener("pointerdown", (event) => {
-        const found = this.nearest(event, event.pointerType === "mouse" ? 16 : 26);
+        const within = event.pointerType === "mouse" ? 16 : 26;
+        const found = this.nearest(event, within);
         if (found === null) return;
         event.preventDefault();
         canvas.focus({ preventScroll: true });
         this.stop();
         this.chosen = found;
+        const [x, y] = this.inside(this.toScreen(this.project(this.begun(), found)));
+        const box = canvas.getBoundingClientRect();
+        const onStart = Math.hypot(event.clientX - box.left - x, event.clientY - box.top - y) < within;
         this.held = { at: place(event), from: [...this.u0.slice(found * this.now.d, (found + 1) * this.now.d)] };
+        if (!onStart) [this.held.back, this.at] = [this.at, 0]; // a later dot follows its start: show what the hand moves
         canvas.setPointerCapture(event.pointerId);
         this.draw();
       });
@@ -695,6 +700,7 @@
       });
       const release = () => {
         if (!this.held) return;
+        this.at = Math.min(this.held.back ?? this.at, this.last);
         this.held = null;
         this.gesture = null;
         this.frame();
@@ -841,6 +847,7 @@
       this.slider.max = this.last;
       this.slider.value = layer;
       this.where.textContent = `layer ${layer}`;
+      if (this.early !== this.at < this.last) this.say();
       this.slider.setAttribute("aria-valuetext", `layer ${layer} of ${this.last}, spread ${short(this.measured[layer].spread)}`);
     }
 
@@ -887,6 +894,7 @@
       if (this.crowd) words.push("dashes are the density that the PDE predicts");
       if (this.leads()) words.push("the ring is around the first token");
       if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
+      if (this.held?.back) words.unshift("You move the start");
       if (eye !== null) {
         const place = [...this.begun().slice(eye * d, eye * d + 2)].map(short).join(", ");
         words.push(`token ${eye + 1} starts at (${place}${d > 2 ? ", …" : ""})${this.heard || ""}`);
