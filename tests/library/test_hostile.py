@@ -1198,6 +1198,8 @@ UNCALLED = {
     "field.precise": "a tensor in another dtype",
     "field.first_token": "a mask alone, which others have checked",
     "metrics.base.real_places": "inside metrics, of what clean has checked",
+    "metrics.base.no_fast_path": "a context without arguments",
+    "metrics.base.unfused": "a context without arguments",
     "metrics.base.mean_where": "inside metrics, of what clean has checked",
     "metrics.base.mean_along": "inside metrics, of what clean has checked",
     "metrics.base.reduced": "inside metrics, which are called with each reduction",
