@@ -45,10 +45,10 @@ editions: .venv/ready  ## write what students are handed, and the notebooks with
 	@$(PY) tools/editions.py
 
 assignment: .venv/ready  ## one notebook of exercises to hand out (NAME=hw1 EXERCISES="ex-sb-cycle stabilization" PRIVATE=folder EXPORT=nbgrader)
-	@$(PY) tools/assignment.py $(NAME) $(EXERCISES) $(if $(PRIVATE),--private $(PRIVATE)) $(if $(EXPORT),--export $(EXPORT))
+	@$(PY) tools/assignment.py "$(NAME)" $(EXERCISES) $(if $(PRIVATE),--private $(PRIVATE)) $(if $(EXPORT),--export $(EXPORT))
 
 grade: .venv/ready  ## grade a class (NAME=hw1 SUBMISSIONS=zip-or-folder GRADEBOOK=export.csv MARKS=marks.csv)
-	@$(PY) tools/grade.py $(NAME) $(SUBMISSIONS) $(if $(GRADEBOOK),--gradebook $(GRADEBOOK)) $(if $(MARKS),--marks $(MARKS))
+	@$(PY) tools/grade.py "$(NAME)" "$(SUBMISSIONS)" $(if $(GRADEBOOK),--gradebook "$(GRADEBOOK)") $(if $(MARKS),--marks "$(MARKS)")
 
 figures: .venv/ready  ## write the figures of the pages with captions, alt text and licence to _build/figures (CHAPTER=name for one)
 	@$(PY) tools/figure_pack.py $(CHAPTER)

@@ -29,6 +29,8 @@ def main() -> int:
         print(f"BOOK_SOLUTIONS must be one of: {', '.join(SOLUTIONS)}; not {wanted!r}.", file=sys.stderr)
         return 2
     print("Building the book …", flush=True)
+    for printed in (output / "_build" / "html").glob("*.pdf"):
+        printed.unlink()  # of another build, perhaps with solutions
     kept = output / "_build" / ".doctrees"  # what an earlier build read
     again = kept.exists()
     run = build(output)

@@ -9,8 +9,10 @@ gradebook with its column filled.
 """
 
 import argparse
+import contextlib
 import csv
 import hashlib
+import io
 import json
 import re
 import secrets
@@ -22,7 +24,7 @@ from pathlib import Path
 from assignment import FOLDER
 from exercises import ROOT
 from grading import isolation, report
-from grading.judge import Judge, Outcome
+from grading.judge import CannotStart, Judge, Outcome
 from grading.kit import Kit
 from grading.submissions import Submission, read_class
 from tqdm import tqdm
@@ -40,6 +42,11 @@ def secret_of(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+def _bytes(text: str) -> bytes:
+    """Also of a name that is no UTF-8."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 class Records:
     """The outcome of each submission on disk, so that a run goes on where it was stopped."""
 
@@ -52,7 +59,7 @@ class Records:
 
     def digest(self, submission: Submission) -> str:
         held = submission.content or b""
-        return hashlib.sha256(self.of_kit.encode() + submission.student.encode() + b"\n" + held).hexdigest()
+        return hashlib.sha256(self.of_kit.encode() + _bytes(submission.student) + b"\n" + held).hexdigest()
 
     def read(self, submission: Submission) -> list[Outcome] | None:
         path = self.path(submission)
@@ -63,19 +70,22 @@ class Records:
 
     def write(self, submission: Submission, outcomes: Sequence[Outcome]) -> None:
         held = {"of": self.digest(submission), "outcomes": [asdict(one) for one in outcomes]}
-        write_atomically(self.path(submission), json.dumps(held, ensure_ascii=False) + "\n")
+        write_atomically(self.path(submission), json.dumps(held) + "\n")
 
 
 def file_name(student: str) -> str:
     """A name that a file can have; two students never share one."""
     plain = re.sub(r"[^\w-]+", "_", student).strip("_")[:60]
-    return plain if plain == student else f"{plain}-{hashlib.sha256(student.encode()).hexdigest()[:8]}"
+    return plain if plain == student else f"{plain}-{hashlib.sha256(_bytes(student)).hexdigest()[:8]}"
 
 
 def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
     """Grade the class and write everything; gives back lines to print at the end."""
-    secret = secret_of(out.parent)
-    judge, records = Judge(kit, secret, [place, out]), Records(out / "records", kit, secret)
+    secret = secret_of(out)
+    hidden = [place, out, *(path for path in (marks, gradebook) if path)]
+    judge, records = Judge(kit, secret, hidden), Records(out / "records", kit, secret)
+    if marks is None and (out / "marks.csv").exists():
+        marks = out / "marks.csv"  # what a person filled in is never lost
     graded, numbers, shapes = {}, {}, {}
     with tqdm(list(read_class(place, kit)), unit="student") as bar:
         for submission in bar:
@@ -86,12 +96,13 @@ def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradeb
                 records.write(submission, outcomes)
             graded[submission.student], numbers[submission.student] = outcomes, submission.number
             if not submission.fault:
-                shapes[submission.student] = {one.label: submission.shape(one) for one in kit.exercises}
+                with contextlib.suppress(RecursionError):  # of code that is nested too deeply
+                    shapes[submission.student] = {one.label: submission.shape(one) for one in kit.exercises}
     if not graded:
         raise ValueError(f"SUBMISSIONS has no file; {place} is empty")
 
     keys = {
-        (student, one.label): hashlib.sha256(f"{secret}{student}{one.label}".encode()).hexdigest()[:6]
+        (student, one.label): hashlib.sha256(_bytes(f"{secret}{student}{one.label}")).hexdigest()[:6]
         for student in graded
         for one in kit.exercises
     }
@@ -121,13 +132,14 @@ def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradeb
     lines = [f"{len(graded)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
     if isolation.kind() == isolation.HOOK:
         lines.append("An audit hook is no boundary: for strangers' code, grade inside a container.")
-    if to_fill and not marks:
-        lines.append(f"Answers in words: read {out / 'answers'}, fill in marks.csv, then give it as MARKS.")
+    if unmarked := sum(not row["points"] for row in csv.DictReader(io.StringIO(to_fill))):
+        lines.append(f"{unmarked} answers in words have no marks yet, so totals are partial: read {out / 'answers'},")
+        lines.append(f"fill in {out / 'marks.csv'} and run the same command again.")
     if gradebook:
-        totals = {row["student"]: float(row["total"]) for row in csv.DictReader(text.splitlines())}
+        totals = report.totals(kit, graded, marked)
         filled, missing = report.fill(gradebook.read_text(encoding="utf-8-sig"), kit, totals, numbers)
-        report.write(out / gradebook.name, filled)
-        lines.append(f"Gradebook filled: {out / gradebook.name}")
+        report.write(out / f"filled-{gradebook.name}", filled)
+        lines.append(f"Gradebook filled: {out / f'filled-{gradebook.name}'}")
         lines += [f"Not in the gradebook: {', '.join(missing)}"] if missing else []
     return lines
 
@@ -153,6 +165,9 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except CannotStart as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("Stopped. What is graded is kept; the same command goes on.", file=sys.stderr)
         return 130

@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -335,7 +336,7 @@ def test_the_hand_out_holds_no_solution(kit, handed):
     text = "\n".join(cell.source for cell in handed.cells)
     assert "is yours to write" in text
     assert "np.sin((k" not in text
-    assert "def inputs" not in text
+    assert not any(one.inputs in text for one in kit.exercises if one.inputs)
 
 
 @pytest.mark.parametrize("value", [1, -2.5, True, None, "word", [1, (2.0, "x")], {"a": [1]}, float("inf")])
@@ -411,12 +412,83 @@ def read():
     except OSError:
         pass
     return found"""
-    worker = Worker(isolation.hidden(hidden))
+    worker = Worker(isolation.hidden(hidden, hidden / "secret"))
     try:
         worker.begin("x", [], [(1, tries)])
         assert worker.call(["x", "read"], []) == []
     finally:
         worker.close()
+
+
+@pytest.mark.skipif(isolation.kind() == isolation.HOOK and os.environ.get("CI") != "true", reason="no namespaces here")
+def test_a_submission_can_write_to_nothing_but_its_own_folder(tmp_path):
+    """Or it would rewrite the library, which runs in the judge too, or a file of another student's."""
+    zipped = tmp_path / "class.zip"
+    zipped.write_bytes(b"answers of others")
+    places = [str(path) for path in isolation.kept()]
+    tries = f"""
+import pathlib
+def written():
+    found = []
+    for path in {places!r} + [{str(tmp_path)!r}, "/tmp", "/var/tmp"]:
+        try:
+            pathlib.Path(path, "planted.py").write_text("harm")
+            found.append(path)
+        except OSError:
+            pass
+    pathlib.Path("own").write_text("mine")
+    return found
+
+def read():
+    return list(pathlib.Path({str(zipped)!r}).read_bytes())"""
+    worker = Worker(isolation.hidden(zipped))
+    try:
+        worker.begin("x", [], [(1, tries)])
+        assert worker.call(["x", "written"], []) == []
+        assert worker.call(["x", "read"], []) == []
+    finally:
+        worker.close()
+    assert zipped.read_bytes() == b"answers of others"
+
+
+PIPE = "import os, sys\nos.write(int(sys.argv[2]), {})\n"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        PIPE.format('b"[" * 200000 + b"\\n"'),
+        PIPE.format('b\'{"problems": 5, "functions": 5}\\n\''),
+        PIPE.format('b\'{"problems": [], "functions": 5}\\n\''),
+        'raise Exception("\\ud800")',
+        "def decay_rate(k, n):\n    return " + " + ".join(["k"] * 3000),
+    ],
+)
+def test_no_submission_stops_the_class(kit, handed, tmp_path, cell):
+    files = {"first": answered(handed, extra=[cell]), "second": answered(handed)}
+    write(tmp_path / "handed-in", files)
+    grade.grade(kit, tmp_path / "handed-in", tmp_path / "graded")
+    text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
+    rows = {row["student"]: row for row in csv.DictReader(text.splitlines())}
+    assert (rows["second"][RATE], rows["second"][HALF]) == ("4", "4")
+
+
+def test_students_of_one_name_or_in_folders_of_one_name_stay_apart(tmp_path, kit, handed):
+    content = nbformat.writes(handed)
+    for place in ("ada/hw1", "bob/hw1"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "x.ipynb").write_text(content, encoding="utf-8")
+    assert [one.student for one in read_class(tmp_path, kit)] == ["ada", "bob"]
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        archive.writestr("all/lee_11_1_hw1.ipynb", content)
+        archive.writestr("all/lee_12_2_hw1.ipynb", content)
+    assert [one.student for one in read_class(tmp_path / "class.zip", kit)] == ["lee 11", "lee 12"]
+
+
+def test_a_name_is_no_formula_of_a_spreadsheet(kit):
+    outcomes = [report.Outcome(one.label, 0, "") for one in kit.exercises]
+    text = report.table(kit, {"=HYPERLINK(1)": outcomes}, {"=HYPERLINK(1)": {}}, {})
+    assert "\n'=HYPERLINK(1)," in text
 
 
 def test_a_submission_without_a_notebook_is_told_so(kit):

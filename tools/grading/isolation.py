@@ -1,9 +1,9 @@
 """What a worker cannot reach, by the strongest means that this machine has.
 
-- `namespaces`: Linux's unshare. No network, no process but its own, empty folders in place of the repository and the
-  submissions. What it starts ends with it.
+- `namespaces`: Linux's unshare. No network, no process but its own, empty folders in place of the repository, the home
+  folder and the submissions; all else is read only, but for a folder of 64 MB. What it starts ends with it.
 - `audit hook`: Python refuses to open those folders, the network and other programs. It stops slips and curiosity; it
-  is no boundary, since compiled code gets past it.
+  is no boundary, and whoever wants to gets past it in two lines.
 
 To grade people whom you do not trust where there are no namespaces, grade inside a container without a network.
 """
@@ -52,14 +52,25 @@ def command(folders: Sequence[Path], read: int, write: int) -> list[str]:
 
     needed = [folder for folder in kept() if any(folder.is_relative_to(one) for one in folders)]
     needed = [one for one in needed if not any(one != other and one.is_relative_to(other) for other in needed)]
-    lines = ["set -e"]
+    # the worker's own folder first, small and in memory; then what it needs, out of the way of what is hidden
+    lines = ["set -e", "here=$(pwd)", 'mount -t tmpfs -o size=64m none "$here"', 'cd "$here"']
     for number, folder in enumerate(needed):
         lines += [f"mkdir -p keep/{number}", f"mount --rbind {shlex.quote(str(folder))} keep/{number}"]
     for folder in map(shlex.quote, map(str, folders)):
-        lines.append(f"if [ -d {folder} ]; then mount -t tmpfs none {folder}; fi")
+        lines.append(
+            f"if [ -d {folder} ]; then mount -t tmpfs none {folder}; "
+            f"elif [ -e {folder} ]; then mount --bind /dev/null {folder}; fi"
+        )
     for number, folder in enumerate(map(shlex.quote, map(str, needed))):
-        lines += [f"mkdir -p {folder}", f"mount --rbind keep/{number} {folder}"]
-    lines += ["mount -t proc none /proc", "exec " + shlex.join(start)]
+        lines += [f"mkdir -p {folder}", f"mount --rbind keep/{number} {folder}", f"mount -o remount,bind,ro {folder}"]
+        lines.append(f"mount -o remount,bind,ro keep/{number}")
+    # nothing but its own folder can be written: a submission that rewrites the library would run in the judge
+    lines += [
+        "mount -t proc none /proc",
+        "mount --rbind / /",
+        "mount -o remount,bind,ro /",
+        "exec " + shlex.join(start),
+    ]
     return [*UNSHARE, "sh", "-c", "\n".join(lines)]
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from grading import codec, isolation
 from grading.kit import Exercise, Kit
@@ -23,11 +24,16 @@ from grading.submissions import Submission
 from pdebook import check
 
 START = 90.0  # seconds that all cells of a submission together may take; a call has check.LIMIT
+CHANGING = (np.ndarray, torch.Tensor, torch.nn.Module)
 DRAWS = 20  # further inputs that an answer must agree on with the solution
 
 
 class Ended(Exception):
     """The worker is gone, or had to be stopped."""
+
+
+class CannotStart(RuntimeError):
+    """No worker starts on this machine: that is no student's fault, and ends the grading."""
 
 
 class Worker:
@@ -49,7 +55,7 @@ class Worker:
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=(errors := tempfile.TemporaryFile()),  # noqa: SIM115  the process writes to it
         )
         for end in theirs:
             os.close(end)
@@ -57,6 +63,12 @@ class Worker:
         self.buffer = b""
         self.codec = codec.Codec(self.call, objects=True, reads_objects=False)
 
+        try:
+            self._receive(START)
+        except (Ended, TimeoutError) as error:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")[-500:]
+            raise CannotStart(f"no process for submissions can be started here ({isolation.kind()}): {said}") from error
         self.parts: dict[str, dict] = {}  # chapter -> the problems of its cells and the functions that they define
         hook = isolation.kind() == isolation.HOOK
         folders = {"hidden": list(map(str, hidden)), "kept": list(map(str, isolation.kept()))}
@@ -66,7 +78,11 @@ class Worker:
         """Run the setup of a chapter and the student's cells."""
         self._send({"begin": chapter, "setup": list(setup), "cells": list(cells)})
         hello = self._receive(START)
-        self.parts[chapter] = {"problems": hello.get("problems", []), "functions": hello.get("functions", [])}
+        problems, functions = hello.get("problems"), hello.get("functions")
+        if not (_lists(problems, 3) and isinstance(functions, list)):
+            self.stop()
+            raise Ended("wrote into the pipe of the grader")
+        self.parts[chapter] = {"problems": problems, "functions": functions}
 
     def functions(self, chapter: str) -> Callable:
         """call(name, arguments) for the names of a chapter."""
@@ -77,8 +93,8 @@ class Worker:
 
         function: chapter and name, or the number of one that was given back.
         """
-        self._send({"call": function, "arguments": self.codec.encode(list(arguments))})
         try:
+            self._send({"call": function, "arguments": self.codec.encode(list(arguments))})
             reply = self._answer(check.LIMIT + 5)  # the check's own limit comes first, with better words
         except BaseException:  # the check's own limit among them: the worker is in the middle of something
             self.stop()
@@ -93,8 +109,9 @@ class Worker:
 
     def _answer(self, seconds: float) -> dict:
         """The answer to a call; on the way the worker may call functions that were handed to it."""
+        end = time.monotonic() + seconds
         while True:
-            message = self._receive(seconds)
+            message = self._receive(end - time.monotonic())
             if "answer" in message:
                 return message
             try:
@@ -105,9 +122,12 @@ class Worker:
                 self._send({"answer": None, "error": f"{type(error).__name__}: {error}"})
 
     def _send(self, message: dict) -> None:
+        left, end = memoryview(codec.line(message)), time.monotonic() + START
         try:
-            with os.fdopen(os.dup(self.write), "wb") as pipe:
-                pipe.write(codec.line(message))
+            while left:  # in parts: a worker that does not read must not stop us
+                if not select.select([], [self.write], [], max(0.0, end - time.monotonic()))[1]:
+                    raise OSError("nobody reads")
+                left = left[os.write(self.write, left[:4096]) :]
         except OSError as error:
             self.stop()
             raise Ended("ended the process") from error
@@ -127,7 +147,7 @@ class Worker:
         text, _, self.buffer = self.buffer.partition(b"\n")
         try:
             message = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             self.stop()
@@ -149,6 +169,11 @@ class Worker:
         for end in (self.read, self.write):
             os.close(end)
         self.folder.cleanup()
+
+
+def _lists(given: object, length: int) -> bool:
+    """Whether it is a list of lists of this length."""
+    return isinstance(given, list) and all(isinstance(one, list) and len(one) == length for one in given)
 
 
 def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
@@ -235,7 +260,13 @@ class Judge:
         try:
             for exercise in self.kit.exercises:
                 started = time.monotonic()
-                outcome = self._outcome(exercise, submission, running)
+                try:
+                    outcome = self._outcome(exercise, submission, running)
+                except CannotStart:
+                    raise
+                except Exception as error:  # whatever one submission does, the next is graded
+                    flag = f"the grader stopped with {type(error).__name__}: {error}"
+                    outcome = Outcome(exercise.label, 0, "This answer is looked at by a person.", [flag])
                 outcome.seconds = round(time.monotonic() - started, 1)
                 found.append(outcome)
         finally:
@@ -250,6 +281,7 @@ class Judge:
             said = "Your answer is read by a person." if words else "There is no answer in words here."
             return Outcome(exercise.label, 0, said, answer=words)
 
+        self._setup(exercise)  # before a line of the submission runs
         flags, answer = submission.flags(exercise), submission.code(exercise)
         try:
             worker = running.worker(exercise)
@@ -274,7 +306,8 @@ class Judge:
                 for source in exercise.setup:
                     exec(compile(source, "setup", "exec"), names)
             self._names[exercise.chapter] = names
-        return dict(self._names[exercise.chapter])
+        own = self._names[exercise.chapter]  # arrays and models anew: a submission may change what it is given
+        return {name: copy.deepcopy(one) if isinstance(one, CHANGING) else one for name, one in own.items()}
 
     def _checked(self, exercise: Exercise, worker: Worker) -> tuple[bool, str]:
         """Whether the answer passes, and the check's own words."""
@@ -307,6 +340,8 @@ class Judge:
             want = names[name](*_copies(arguments))
             try:
                 agree = _agree(worker.functions(exercise.chapter)(name, arguments), want)
+            except (TimeoutError, Ended):
+                raise
             except Exception:
                 agree = False
             if not agree:

@@ -66,18 +66,25 @@ def copies(kit: Kit, shapes: Mapping[str, Mapping[str, str]]) -> dict[str, list[
 
 def table(kit: Kit, graded: Class, extra: Mapping[str, Mapping[str, str]], marks: Mapping[str, Mapping]) -> str:
     """grades.csv: a row per student; an answer in words has no points until a person gave them."""
-    labels = [one.label for one in kit.exercises]
-    rows = []
+    rows, sums = [], totals(kit, graded, marks)
     for student, outcomes in graded.items():
-        points = {}
-        for exercise, outcome in zip(kit.exercises, outcomes, strict=True):
-            given = marks.get(student, {}).get(exercise.label)
-            points[exercise.label] = outcome.points if exercise.coded else given
-        total = sum(value for value in points.values() if value is not None)
-        shown = {label: "" if points[label] is None else f"{points[label]:g}" for label in labels}
+        points = _points(kit, outcomes, marks.get(student, {}))
+        shown = {label: "" if value is None else f"{value:g}" for label, value in points.items()}
         seconds = f"{sum(outcome.seconds for outcome in outcomes):.1f}"
-        rows.append({"student": student, "total": f"{total:g}", **shown, "seconds": seconds, **extra[student]})
+        rows.append({"student": student, "total": f"{sums[student]:g}", **shown, "seconds": seconds, **extra[student]})
     return _csv(rows)
+
+
+def totals(kit: Kit, graded: Class, marks: Mapping[str, Mapping]) -> dict[str, float]:
+    """student -> points so far."""
+    found = {student: _points(kit, outcomes, marks.get(student, {})) for student, outcomes in graded.items()}
+    return {student: sum(one for one in points.values() if one is not None) for student, points in found.items()}
+
+
+def _points(kit: Kit, outcomes: Sequence[Outcome], marks: Mapping[str, float]) -> dict[str, float | None]:
+    """label -> points, by the machine or by a person; None where nobody gave any yet."""
+    both = zip(kit.exercises, outcomes, strict=True)
+    return {one.label: outcome.points if one.coded else marks.get(one.label) for one, outcome in both}
 
 
 def marks_to_fill(kit: Kit, graded: Class, keys: Mapping[tuple[str, str], str], marks: Mapping[str, Mapping]) -> str:
@@ -123,7 +130,7 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
     head = [name.strip().lstrip("\ufeff") for name in rows[0]]
     columns = [n for n, name in enumerate(head) if name == "Grade" or name.split(" (")[0] == kit.name]
     people = [n for n, name in enumerate(head) if name in ("Student", "Full name", "Name")]
-    ids = [n for n, name in enumerate(head) if name in ("ID", "Identifier", "SIS User ID", "ID number")]
+    ids = [n for n, name in enumerate(head) if name in ("ID", "Identifier")]
     if len(columns) != 1 or not (people or ids):
         raise ValueError(
             f"GRADEBOOK needs a column {kit.name} (Canvas) or Grade (Moodle), and the students' names; "
@@ -131,13 +138,18 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
         )
 
     left = dict(totals)
+    by_number = {_number(row[ids[0]]): row for row in rows[1:] if ids and ids[0] < len(row)}
+    by_name: dict[str, list] = {}
     for row in rows[1:]:
-        held = {_number(row[n]) for n in ids if n < len(row)} - {""}
-        names = {_letters(row[n]) for n in people if n < len(row)} - {""}
-        for student in list(left):
-            if (numbers.get(student) and numbers[student] in held) or _letters(student) in names:
-                row += [""] * (columns[0] + 1 - len(row))
-                row[columns[0]] = f"{left.pop(student):g}"
+        for name in {_letters(row[n]) for n in people if n < len(row)} - {""}:
+            by_name.setdefault(name, []).append(row)
+    for student in list(left):
+        row = by_number.get(numbers.get(student) or "nobody")
+        if row is None and len(found := by_name.get(_letters(student), [])) == 1:
+            (row,) = found
+        if row is not None:
+            row += [""] * (columns[0] + 1 - len(row))
+            row[columns[0]] = f"{left.pop(student):g}"
     made = io.StringIO()
     csv.writer(made, lineterminator=dialect).writerows(rows)
     return made.getvalue(), sorted(left)
@@ -156,10 +168,15 @@ def _csv(rows: Sequence[Mapping]) -> str:
     made = io.StringIO()
     writer = csv.DictWriter(made, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     return made.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """No formula for a spreadsheet: a student may be called =HYPERLINK(…)."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))  # half an emoji is no reason to stop

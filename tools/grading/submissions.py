@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -116,7 +117,7 @@ class Submission:
         found = [f"uses {name}" for name in exercise.forbidden if any(_names(one, name) for one in held)]
         found += [f"calls {name}" for name in SUSPECT if name in called]
         targets = [t for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets]
-        if any(ast.unparse(target).startswith("check") for target in targets):
+        if any(ast.unparse(target).split(".")[0] == "check" for target in targets):
             found.append("changes the check")
         return found
 
@@ -184,15 +185,20 @@ def without_magics(source: str) -> str:
 
 def read_class(place: Path, kit: Kit) -> Iterator[Submission]:
     """The submissions in a folder or a zip, one per student, in order of their names; the last notebook counts."""
-    found: dict[str, dict[str, object]] = {}
-    for name, read in _files(place):
-        student, number = _who(name)
-        entry = found.setdefault(student, {"number": number, "files": []})
+    files_in = list(_files(place))
+    tops = {name.parts[0] for name, _ in files_in}
+    inside = [len(name.parts) > 2 or (len(name.parts) > 1 and CANVAS.match(name.name)) for name, _ in files_in]
+    if len(tops) == 1 and all(inside):  # one folder around them all
+        files_in = [(PurePosixPath(*name.parts[1:]), read) for name, read in files_in]
+    found: dict[tuple[str, str], list] = {}
+    for name, read in files_in:
+        entry = found.setdefault(_who(name), [])
         if name.suffix == ".ipynb":
-            entry["files"].append((name.name, read))
-    for student in sorted(found, key=str.lower):
-        files = found[student]["files"]
-        submission = Submission(student, found[student]["number"], kit, files[-1][1]() if files else None)
+            entry.append((name.name, read))
+    twice = Counter(student for student, _ in found)
+    for student, number in sorted(found):
+        files, called = found[student, number], student if twice[student] == 1 else f"{student} {number}"
+        submission = Submission(called, number, kit, files[-1][1]() if files else None)
         if len(files) > 1:
             submission.notes.append(f"Of {len(files)} notebooks {files[-1][0]} was graded.")
         yield submission
@@ -225,10 +231,10 @@ def _junk(path: PurePosixPath) -> bool:
 
 
 def _who(path: PurePosixPath) -> tuple[str, str]:
-    """Name and number of the student, from Moodle's folders, Canvas's file names, or the folder or file itself."""
-    if len(path.parts) > 1:
-        folder = path.parts[-2]
-        match = MOODLE.match(folder)
-        return (match["name"], match["id"]) if match else (folder, "")
-    match = CANVAS.match(path.name)
-    return (match["name"], match["id"]) if match else (path.stem, "")
+    """Name and number of the student, from Canvas's file names, Moodle's folders, or the first folder or the file."""
+    if match := CANVAS.match(path.name):
+        return match["name"], match["id"]
+    for part in path.parts[:-1]:
+        if match := MOODLE.match(part):
+            return match["name"], match["id"]
+    return (path.parts[0] if len(path.parts) > 1 else path.stem), ""

@@ -115,6 +115,7 @@ def main() -> None:
     matplotlib.use("Agg")
     torch.set_num_threads(1)
     worker = Worker(*map(int, sys.argv[1:]))
+    worker.send({"ready": True})
     folders = worker.receive()
     if folders["hidden"]:
         import pdelab  # noqa: F401  the hook would take imports for reading
