@@ -319,6 +319,7 @@
       this.charts = names.map((name) => {
         const { title, words } = CURVES[name];
         const canvas = make("canvas", { className: "play-chart", role: "img" });
+        canvas.setAttribute("aria-label", CURVES[name].title); // with its numbers once there is a run
         const links = make("p", { className: "play-theory" });
         const head = make("p", { className: "play-head" }, make("b", { textContent: title }), ` ${words}`);
         const box = make("div", { className: "play-curve" }, head, canvas, links);
@@ -329,6 +330,7 @@
       if (this.show.has("map")) section.append(this.view("map"));
       if (this.show.has("heat")) {
         this.heat = make("canvas", { className: "play-heat", role: "img" });
+        this.heat.setAttribute("aria-label", "state of the tokens over the layers");
         this.heatHead = make("p", { className: "play-head" });
         section.append(make("div", { className: "play-curve" }, this.heatHead, this.heat));
         this.scrub(this.heat, ({ y }) => Math.round((y / this.heat.clientHeight) * (this.last + 1) - 0.5));

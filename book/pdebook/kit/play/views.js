@@ -43,6 +43,7 @@
     const [across, up] = [values(x), values(y)];
     const canvas = make("canvas", { className: "play-map", role: "img" });
     const words = "filled: the tokens come together; line: the theorem promises it below. Press a mark to see its run";
+    canvas.setAttribute("aria-label", `a run for each ${settings[x].label} and ${settings[y].label}; ${words}`);
     const element = make("div", { className: "play-curve" }, head(make, "each mark is a run", words), canvas);
     let [found, edge, waiting, key] = [[], [], 0, ""];
 
@@ -150,6 +151,7 @@
 
   const response = (play, { make, pen, clamp }) => {
     const canvas = make("canvas", { className: "play-response", role: "img" });
+    canvas.setAttribute("aria-label", "the answer of each token to the poke");
     const words = make("p", { className: "play-head" });
     const element = make("div", { className: "play-curve" }, words, canvas);
     const frame = () => ({ left: 34, right: canvas.clientWidth - 8, top: 8, bottom: canvas.clientHeight - 20 });
