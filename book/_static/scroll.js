@@ -10,7 +10,7 @@
     const hidden = box.scrollWidth - box.clientWidth;
     box.classList.toggle("more-left", hidden > ROUNDING && box.scrollLeft > ROUNDING);
     box.classList.toggle("more-right", box.scrollLeft < hidden - ROUNDING);
-    if (hidden > ROUNDING) box.tabIndex = 0;
+    if (hidden > 0) box.tabIndex = 0; // by a pixel too: whatever scrolls must be in reach of the keys
     else if (box.matches(".math, mjx-container")) box.removeAttribute("tabindex"); // a formula that fits is no tab stop
   };
 
