@@ -72,7 +72,7 @@ def paint(canvas: RendererAgg, named: dict, element: ET.Element, to_canvas: Affi
         box = Bbox.from_bounds(x, y, wide, high).transformed(to_canvas)
         image = in_pixels("image/png", element.get(HREF).partition(",")[2])
         image = image.resize((max(1, round(abs(box.width))), max(1, round(abs(box.height)))), Image.Resampling.BOX)
-        canvas.draw_image(graphics_of(canvas, named, to_canvas, style), box.xmin, box.ymin, np.asarray(image))
+        canvas.draw_image(graphics_of(canvas, named, to_canvas, style), box.xmin, box.ymin, np.array(image))
     elif tag in ("svg", "g"):
         for child in element:
             paint(canvas, named, child, to_canvas, style)
