@@ -236,6 +236,7 @@ def finish(app, error) -> None:
     write_index(Path(app.outdir), [f"book/{page}" for page in pages() if f"book/{page}" != STATEMENTS])
     publish(app)
     offer(Path(app.outdir))
+    Path(app.outdir, "genindex.html").unlink(missing_ok=True)  # of a build before there was a better list
     # the download button hands out the notebook to work in: stubs, no solutions
     for offered in Path(app.outdir, "_sources", "book").rglob("*.ipynb"):
         name = offered.relative_to(Path(app.outdir, "_sources", "book")).with_suffix("").as_posix()

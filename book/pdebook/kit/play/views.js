@@ -43,7 +43,7 @@
     const [across, up] = [values(x), values(y)];
     const canvas = make("canvas", { className: "play-map", role: "img" });
     const words = "filled: the tokens come together; line: the theorem promises it below. Press a mark to see its run";
-    canvas.setAttribute("aria-label", `a run for each ${settings[x].label} and ${settings[y].label}; ${words}`);
+    canvas.setAttribute("aria-label", `each mark is a run; ${words}`);
     const element = make("div", { className: "play-curve" }, head(make, "each mark is a run", words), canvas);
     let [found, edge, waiting, key] = [[], [], 0, ""];
 
