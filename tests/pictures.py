@@ -61,7 +61,7 @@ def paint(canvas: RendererAgg, named: dict, element: ET.Element, to_canvas: Affi
     to_canvas = transform(element.get("transform", "")) + to_canvas
     if tag == "path" and element.get("d"):  # a blank has none
         graphics = graphics_of(canvas, named, to_canvas, style)
-        fill = style.get("fill", "#000000")
+        fill = re.sub(r"url\(.*\)", "#808080", style.get("fill", "#000000"))  # hatching as grey
         face = None if fill == "none" else to_rgba(fill, float(style.get("fill-opacity", style.get("opacity", 1))))
         canvas.draw_path(graphics, path(element.get("d")), to_canvas, face)
     elif tag == "use":
