@@ -117,6 +117,15 @@ def test_a_phone_does_not_scroll_sideways(browser, page):
         assert v.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_no_code_on_a_desktop_scrolls_sideways(light):
+    light.unfold()
+    wide = light.page.locator("pre").evaluate_all(
+        """found => found.filter(e => e.scrollWidth > e.clientWidth)
+                         .map(e => `${e.scrollWidth} of ${e.clientWidth} px: ${e.textContent.slice(0, 80)}`)"""
+    )
+    assert wide == []
+
+
 class Anchors(HTMLParser):
     def __init__(self):
         super().__init__()
