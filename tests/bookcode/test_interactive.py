@@ -252,20 +252,6 @@ def test_only_a_slider_of_numbers_can_be_played(name):
         explore(curve2, ends=["open", "closed"], t=[0, 1, 2], play=name)
 
 
-def test_a_click_knows_where_the_values_of_its_two_sliders_stand():
-    def draw(ax, x, y):
-        ax.plot([x], [y], "o")
-        ax.set(xlim=(0, 4), ylim=(0, 2))
-        ax.set_position((0.25, 0.1, 0.5, 0.8))  # left, bottom, width, height
-
-    figure = explore(draw, y=[0, 1, 2], x=[0, 2, 4], click=("x", "y"))
-    assert data(figure)["click"] == [1, 0]
-    assert data(figure)["places"] == [pytest.approx([0.25, 0.5, 0.75]), pytest.approx([0.9, 0.5, 0.1])]
-    for wrong in (("x",), ("x", "z")):
-        with pytest.raises(ValueError, match=r"click names .* two of the sliders of numbers, \['y', 'x'\]"):
-            explore(draw, y=[0, 1], x=[0, 1], click=wrong)
-
-
 def test_the_sentence_stands_under_the_picture():
     figure = explore(curve, k=[1, 2], alt=lambda k: f"k is <{k}>")
     assert '<p class="says" aria-live="polite">k is &lt;1&gt;</p>' in figure.html

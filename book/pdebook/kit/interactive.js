@@ -54,21 +54,5 @@
   };
   controls.forEach((control) => control.addEventListener("input", () => { stop(); show(); }));
   if (button) button.addEventListener("click", play);
-  if (data.click) {
-    // a click takes the values that stand nearest to it, if it is among them
-    const picture = svg || img;
-    picture.style.cursor = "crosshair";
-    picture.addEventListener("click", (event) => {
-      const box = picture.getBoundingClientRect();
-      const at = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
-      const near = at.map((place, axis) => data.places[axis].map((value) => Math.abs(value - place)));
-      if (near.some((gaps) => Math.min(...gaps) > 0.05)) return;
-      stop();
-      data.click.forEach((control, axis) => {
-        controls[control].value = near[axis].indexOf(Math.min(...near[axis]));
-      });
-      show();
-    });
-  }
   show();
 })();

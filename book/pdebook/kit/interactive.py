@@ -37,7 +37,6 @@ def explore(
     labels: Mapping[str, str] | None = None,
     start: Mapping[str, object] | None = None,
     play: str | None = None,
-    click: tuple[str, str] | None = None,
     **sliders: Iterable,
 ) -> "Explorer":
     """An interactive figure with one slider per keyword.
@@ -48,19 +47,16 @@ def explore(
     sliders: name=values, at least two values each, e.g. t=np.linspace(0, 1, 11) or ends=["reflecting", "absorbing"].
     labels, start: the words beside a slider and the value it starts from, by slider name.
     play: the name of a slider that a Play button moves through, for what changes in time.
-    click: the sliders on the x- and the y-axis of the first Axes; on the page a click in it sets both.
 
     Axes that draw leaves free get the same limits in every frame. Labels are best in plain text (σ², Δt).
     """
-    return Explorer(
-        draw, alt=alt, caption=caption, labels=labels or {}, start=start or {}, play=play, click=click, sliders=sliders
-    )
+    return Explorer(draw, alt=alt, caption=caption, labels=labels or {}, start=start or {}, play=play, sliders=sliders)
 
 
 class Explorer:
     """What `explore` returns; a notebook displays it. `kind` is "curves" or "frames"."""
 
-    def __init__(self, draw, *, alt, caption, labels, start, sliders, play=None, click=None):
+    def __init__(self, draw, *, alt, caption, labels, start, sliders, play=None):
         if not callable(draw):
             raise ValueError(f"draw must be a function of the slider values, not {type(draw).__name__}")
         if not sliders:
@@ -82,8 +78,6 @@ class Explorer:
         numbers = [name for name, values in self.values.items() if _ordered(values)]
         if play is not None and play not in numbers:
             raise ValueError(f"play names {play!r}; the sliders of numbers are {numbers}")
-        if click is not None and (len(click) != 2 or not set(click) <= set(numbers)):
-            raise ValueError(f"click names {click!r}; it needs two of the sliders of numbers, {numbers}")
         self.play = play
         self.labels = {name: labels.get(name, name.replace("_", " ")) for name in self.values}
         self.caption = caption
@@ -97,8 +91,6 @@ class Explorer:
             raise ValueError("draw must return a new Figure each time; it returned one and the same")
         self._at_start = combinations.index({name: values[self.start[name]] for name, values in self.values.items()})
         self._align(figures)
-        self._places = _places(figures[self._at_start], {name: self.values[name] for name in click}) if click else None
-        self._click = click
         self.alts = [self._alt_text(values, figure) for values, figure in zip(combinations, figures, strict=True)]
         curves = _as_curves([svg(figure, "none") for figure in figures], self._at_start)
         if curves is None:
@@ -168,8 +160,6 @@ class Explorer:
         button = '<button type="button">▶ Play</button>' if self.play else ""
         data = {
             "play": list(self.values).index(self.play) if self.play else None,
-            "click": self._click and [list(self.values).index(name) for name in self._click],
-            "places": self._places,
             "values": [[_text(v) for v in values] for values in self.values.values()],
             "alts": self.alts,
             "slots": self._slots,
@@ -223,16 +213,6 @@ class Explorer:
         bundle["text/plain"] = f"<interactive figure: {', '.join(self.labels.values())}>"
         bundle["text/html"] = self.html
         return bundle
-
-
-def _places(figure: Figure, sliders: Mapping[str, list]) -> list[list[float]]:
-    """Where the values of two sliders stand on the x- and the y-axis of the first Axes: shares of width and height."""
-    figure.draw_without_rendering()
-    ax, (x, y) = figure.axes[0], sliders.values()
-    across, up = (
-        [point[axis] for point in ax.transData.transform([(v, v) for v in vs])] for axis, vs in enumerate((x, y))
-    )
-    return [[at / figure.bbox.width for at in across], [1 - at / figure.bbox.height for at in up]]
 
 
 def _player(slider):
