@@ -1,0 +1,130 @@
+"""Two ways to do one piece of work, timed in turns: what every benchmark here is made of."""
+
+import ctypes
+import gc
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+PROC = Path("/proc/self")
+
+
+class NotInstalled(ImportError):
+    """A peer is missing: its rows are left out, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the ratio of ours to the peer's, with the least and the largest seen.
+
+    target: "≤ 0.9" or "≥ 30"; without one the row informs.
+    """
+
+    work: str
+    peer: str
+    ratio: float
+    low: float
+    high: float
+    target: str = ""
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if not self.target:
+            return None
+        limit = float(self.target[1:])
+        return self.ratio <= limit if self.target[0] == "≤" else self.ratio >= limit
+
+
+def peer(module: str) -> ModuleType:
+    """The module of a peer; NotInstalled says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise NotInstalled(f'{module} is not installed: pip install ".[bench]" brings every peer ({error})') from error
+
+
+def spread(work: str, peer: str, ratios: list[float], target: str = "", note: str = "") -> Row:
+    return Row(work, peer, statistics.median(ratios), min(ratios), max(ratios), target, note)
+
+
+def compare(
+    work: str,
+    peer: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    target: str = "",
+    repeats: int = 7,
+    device: str = "cpu",
+    note: str = "",
+    agree: float | None = None,
+) -> Row:
+    """Time of ours / time of theirs: the median of `repeats` pairs of neighbours in time, after one call of each.
+
+    agree: the first results of both, numbers or arrays, nested or not, must be equal to this error; else it is no
+    comparison, and AssertionError says so.
+    """
+    first = ours(), theirs()
+    if agree is not None:
+        torch.testing.assert_close(*first, rtol=agree, atol=agree, check_dtype=False, check_device=False)
+    del first
+
+    sides = ours, theirs
+    calls = [_calls(side, device) for side in sides]
+    ratios = []
+    for repeat in range(repeats):
+        seconds = {}
+        for i in (0, 1) if repeat % 2 else (1, 0):  # neither always follows the other
+            seconds[i] = timed(sides[i], device, calls[i]) / calls[i]
+        ratios.append(seconds[0] / seconds[1])
+    return spread(work, peer, ratios, target, note)
+
+
+def _calls(side: Callable[[], object], device: str) -> int:
+    """How many calls take 50 ms."""
+    return max(1, round(0.05 / timed(side, device)))
+
+
+def timed(function: Callable[[], object], device: str = "cpu", calls: int = 1) -> float:
+    """Seconds of so many calls, until a GPU has done its part too."""
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    gc.collect()
+    wait()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        function()
+    wait()
+    return time.perf_counter() - begun
+
+
+def peak_memory(function: Callable[[], object], device: str = "cpu") -> float:
+    """Bytes that one call held at most beyond what was there before; NaN where the system does not say (Linux does).
+
+    Call the function once before, so that what it loads and compiles is not counted.
+    """
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        return torch.cuda.max_memory_allocated() - before
+
+    if not (PROC / "clear_refs").exists():
+        return float("nan")
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed and is still held would be taken again, unseen
+    (PROC / "clear_refs").write_text("5")  # from here on VmHWM is the largest size since now
+    before = _status("VmRSS")
+    function()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    line = next(line for line in (PROC / "status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
