@@ -423,6 +423,12 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
     if named is None:
         row = main_chain(calls)
         if left := next((call for call in calls if _belongs(call, row)), None):
+            layers = _around(model, row)
+            if len(layers) > 1:
+                raise Unreadable(
+                    f"{layers[0]} to {layers[-1]} do not hand on the very tensor that they made, each to the next; "
+                    f"{NAME_THEM}"
+                )
             raise Unreadable(f"{left.name} does not get what {row[0].name} to {row[-1].name} hand on; {NAME_THEM}")
         calls = row
     else:
@@ -457,6 +463,17 @@ def _belongs(call: Call, row: Sequence[Call]) -> bool:
     alike = [c for c in row if type(c.module) is type(call.module) and c.depth == call.depth]
     lists = {c.name.rpartition(".")[0] for c in alike}
     return call.name.rpartition(".")[0] in lists and all(c.module is not call.module for c in row)
+
+
+def _around(model: nn.Module, row: Sequence[Call]) -> list[str]:
+    """The names of the modules of one class in one list, if the row is inside one of them; else none."""
+    modules = dict(model.named_modules())
+    inside = row[0].name.rpartition(".")[0]
+    place = modules.get(inside.rpartition(".")[0]) if inside else None
+    if not isinstance(place, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        return []
+    alike = [name for name, module in modules.items() if type(module) is type(modules[inside])]
+    return [name for name in alike if name.rpartition(".")[0] == inside.rpartition(".")[0]]
 
 
 def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:
@@ -515,8 +532,8 @@ def _check(found: list[_Block], mask: Mask | None) -> None:
 def _check_again(block: _Block, out: Field) -> None:
     if not out.equal(block.out):
         raise Unreadable(
-            f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, draws "
-            "random numbers, or a hook changes what it gives; switch that off"
+            f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "
+            "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off"
         )
 
 

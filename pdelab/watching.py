@@ -5,9 +5,10 @@ tensor that the one before gave. Inside a layer every operation is seen by a dis
 is followed from the layer's input to its output: additions to it are branches, norms and scalings of it are S.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +66,21 @@ def with_first(x: Any, new: Tensor) -> Any:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without a fused fast path; both as before at the end."""
+    """Evaluation mode without a fused fast path, nothing compiled; all as before at the end."""
     training = {part: part.training for part in module.modules()}
     try:
         module.eval()
-        with no_fast_path():
+        with no_fast_path(), _uncompiled():
             yield
     finally:
         for part, was in training.items():
             part.training = was
+
+
+def _uncompiled() -> AbstractContextManager:
+    """Layers that torch.compile wrapped run as they were written: compiled ones round otherwise, and hide additions."""
+    used = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")  # from torch 2.6 on
+    return torch.compiler.set_stance("force_eager") if used else nullcontext()
 
 
 @contextmanager

@@ -759,6 +759,32 @@ class TestUnreadable:
             record(Skipping(Pre), states())
         assert len(record(Skipping(Pre), states(), blocks=["layers.0", "layers.1", "layers.2"]).names) == 3
 
+    def test_layers_between_which_something_happens_are_named_and_not_their_parts(self):
+        class Reshaping(Stack):
+            def forward(self, x):
+                u = self.embed(x)
+                for layer in self.layers:
+                    u = layer(u.flatten(0, 1).reshape(u.shape))
+                return self.head(u)
+
+        model = Reshaping(Pre)
+        with pytest.raises(Unreadable, match=r"^layers\.0 to layers\.3 do not hand on the very tensor.*blocks=\[…\]"):
+            record(model, states())
+        assert record(model, states(), blocks=model.layers).scheme == "A→R"
+
+    def test_a_cache_of_keys_is_said_to_be_a_state(self):
+        class Caching(Pre):
+            def forward(self, u, cache):
+                cache.append(self.one(u))
+                return u + self.mix(torch.cat(cache[-2:], dim=1))[:, -u.shape[1] :]
+
+        class Decoder(Stack):
+            def forward(self, x):
+                return super().forward(x, [])
+
+        with pytest.raises(Unreadable, match="cache of keys and values"):
+            record(Decoder(Caching), states())
+
     def test_a_batch_that_stands_second(self):
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 16)
         with pytest.raises(Unreadable, match="batch_first=True"):
@@ -868,3 +894,20 @@ def test_a_model_of_bert_that_is_compiled_is_read_through():
     torch.manual_seed(0)
     model = torch.compile(hf.BertModel(hf.BertConfig(**SMALL, **WORDS)))
     assert record(model, {"input_ids": tokens()}).scheme == "A→S→R→S"
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch before 2.6 cannot hold its compiler back")
+def test_layers_that_were_compiled_one_by_one_run_as_they_were_written():
+    def refuse(graph, inputs):
+        raise AssertionError("something was compiled")
+
+    model, compiled = Stack(Pre), Stack(Pre)
+    compiled.layers = nn.ModuleList(torch.compile(layer, backend=refuse) for layer in compiled.layers)
+    plain, rec = record(model, states()), record(compiled, states())
+    assert rec.scheme == plain.scheme
+    assert rec.trajectory.final.equal(plain.trajectory.final)
+    halves = [r.rewrite(lambda at, u, delta: u + delta / 2) for r in (plain, rec)]
+    assert halves[0].equal(halves[1])
+    gradients = [r.gradients(lambda out: out.square().sum()) for r in (plain, rec)]
+    assert all(one.equal(other) for one, other in zip(*gradients, strict=True))
+    assert rec.layer(1)(states()).equal(plain.layer(1)(states()))
