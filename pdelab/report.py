@@ -193,11 +193,13 @@ class Report:
             beside = ", ".join(f"{name} {count}" for name, count in lost.items() if name != "model")
             words = f"{symbol} takes energy away in {lost['model']} layers"
             said.append(f"{words} ({beside})." if beside else f"{words}.")
-        named = [(layer, words) for layer, words in enumerate(self.own.words.get("outliers", [])) if words]
-        if named:
-            layer, words = named[0]
+        counts = {name: len(_said(run)) for name, run in self.runs.items() if not run.note}
+        if counts["model"]:
+            layer, words = _said(self.own)[0]
+            beside = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "model")
             said.append(
-                f"Outliers first appear after layer {layer}: {words}; after {len(named)} layers there are some."
+                f"{counts['model']} of {len(self.names)} layers leave tokens more than five times as long as the median"
+                f"{f' ({beside})' if beside else ''}; the first is layer {layer}: {words}."
             )
         return said
 
@@ -391,6 +393,11 @@ Steps, angles and cosines are medians over tokens, energies ½|u|² means; for c
 </body>
 </html>
 """
+
+
+def _said(run: Run) -> list[tuple[int, str]]:
+    """The layers that leave outliers, and which."""
+    return [(layer, words) for layer, words in enumerate(run.words.get("outliers", [])) if words]
 
 
 def _short(x: float) -> str:

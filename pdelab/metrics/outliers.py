@@ -29,12 +29,12 @@ class Outliers:
         return len(self.token)
 
     def __str__(self) -> str:
-        """The places, those of most examples first: 'token 0 of 12 of 16 examples, 180 times the median'."""
+        """The places, those of most examples first: 'token 0 in 12 of 16 examples, 180 times the median'."""
         if not len(self):
             return "no outlier tokens"
         places, number = self.place.unique(return_counts=True)
         words = [
-            f"token {place} of {count} of {self.examples} examples, "
+            f"token {place} in {count} of {self.examples} examples, "
             f"{self.times[self.place == place].median().item():.3g} times the median"
             for place, count in sorted(zip(places.tolist(), number.tolist(), strict=True), key=lambda x: (-x[1], x[0]))
         ]
@@ -52,7 +52,7 @@ def outliers(u: Field, mask: Mask | None = None, *, factor: float = 5.0) -> Outl
     >>> u = torch.ones(2, 5, 4)
     >>> u[:, 0] *= 100
     >>> str(outliers(u))
-    'token 0 of 2 of 2 examples, 100 times the median'
+    'token 0 in 2 of 2 examples, 100 times the median'
     """
     number("factor", factor, 1)
     u = clean(u, mask)

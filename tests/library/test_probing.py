@@ -122,13 +122,16 @@ def test_a_token_that_gets_everything_is_named():
         return out
 
     model.layers[2].react.register_forward_hook(write)
-    report = quick(model, controls=())
+    report = quick(model, controls=("random",))
     symbol, layer, share, token, at = report.own.largest_write()
     assert (symbol, layer, token) == ("R", 2, 3)
     assert share > 0.95
     assert at > 0.95
     assert any(words.startswith("R of layer 2 writes") and "token 3" in words for words in report.findings())
-    assert any("Outliers first appear after layer 2: token 3 of 4 of 4 examples" in w for w in report.findings())
+    (words,) = [words for words in report.findings() if "five times as long as the median" in words]
+    assert words.startswith("2 of 4 layers leave")
+    assert "(random " in words
+    assert "the first is layer 2: token 3 in 4 of 4 examples" in words
 
 
 def test_figures_are_what_they_say():

@@ -19,7 +19,7 @@ def test_exactly_the_tokens_that_were_made_long_are_found_with_their_length():
     torch.testing.assert_close(found.size, torch.full((3,), 100.0, dtype=torch.float64))
     torch.testing.assert_close(found.times, found.size)
     assert str(found) == (
-        "token 0 of 2 of 4 examples, 100 times the median; token 4 of 1 of 4 examples, 100 times the median"
+        "token 0 in 2 of 4 examples, 100 times the median; token 4 in 1 of 4 examples, 100 times the median"
     )
 
 
@@ -47,7 +47,7 @@ def test_padding_is_neither_counted_nor_found_and_places_are_counted_from_the_fi
     found = outliers(u, mask)
     assert found.token.tolist() == [0, 3]
     assert found.place.tolist() == [0, 0]
-    assert str(found).startswith("token 0 of 2 of 2 examples")
+    assert str(found).startswith("token 0 in 2 of 2 examples")
 
 
 def test_many_places_are_counted_and_not_listed():
