@@ -68,6 +68,8 @@ def compare(
 ) -> Row:
     """Time of ours / time of theirs: the median of `repeats` pairs of neighbours in time, after one call of each.
 
+    On a CPU it is the time that this process had the processor, of all its threads: what else runs costs neither side.
+
     agree: the first results of both, numbers or arrays, nested or not, must be equal to this error; else it is no
     comparison, and AssertionError says so.
     """
@@ -89,19 +91,20 @@ def compare(
 
 def _calls(side: Callable[[], object], device: str) -> int:
     """How many calls take 50 ms."""
-    return max(1, round(0.05 / timed(side, device)))
+    return max(1, round(0.05 / max(timed(side, device), 1e-6)))
 
 
 def timed(function: Callable[[], object], device: str = "cpu", calls: int = 1) -> float:
-    """Seconds of so many calls, until a GPU has done its part too."""
-    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    """Seconds of so many calls: on a CPU, of the processor's time; on a GPU, until it has done its part too."""
+    cuda = torch.device(device).type == "cuda"
+    wait, clock = (torch.cuda.synchronize, time.perf_counter) if cuda else (lambda: None, time.process_time)
     gc.collect()
     wait()
-    begun = time.perf_counter()
+    begun = clock()
     for _ in range(calls):
         function()
     wait()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def peak_memory(function: Callable[[], object], device: str = "cpu") -> float:
