@@ -348,7 +348,7 @@ def record(
     keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
     A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
     at the tokens of another network is R. The model runs in evaluation mode, some eight times; it is afterwards what it
-    was, also if something fails.
+    was, also if something fails, but for what it changes in plain attributes of its own, a counter of calls for example.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> rec = record(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 8))

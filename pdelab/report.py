@@ -222,7 +222,7 @@ class Report:
         """How far the median step is known from so many examples, and how many more would halve that."""
         steps = self.own.whole.get("median step of each example", [])
         if len(steps) < 3:
-            return f"{len(steps)} examples say nothing of how networks treat others; give at least 8."
+            return f"Fewer than 3 examples ({len(steps)}) do not tell how the network treats others; give at least 8."
         error = statistics.stdev(steps) / len(steps) ** 0.5 / statistics.mean(steps)
         return (
             f"From {len(steps)} examples the median step is known to ±{200 * error:.1f} %; "

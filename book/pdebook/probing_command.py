@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import click
@@ -85,10 +86,13 @@ def run(
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What is refused, in its sentence. Faults in a function that was named keep their traceback: it is the user's."""
+    """What we refuse, in its sentence. Faults in a function or model of the user keep their traceback."""
     try:
         yield
     except ValueError as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if frame.f_globals["__name__"].partition(".")[0] not in ("pdelab", "pdebook"):
+            raise
         fail(str(error), DAMAGED)
 
 

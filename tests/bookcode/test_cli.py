@@ -376,6 +376,15 @@ def flat():
 
 def broken():
     raise ZeroDivisionError
+
+
+class Choosy(nn.Sequential):
+    def forward(self, u):
+        raise ValueError("three channels, please")
+
+
+def refusing():
+    return Choosy(*small()[0].layers), small()[1]
 """
 QUICK = ("--sampled", "0", "--threads", "1", "--quiet")
 
@@ -417,8 +426,9 @@ def test_a_network_that_cannot_be_read_and_one_that_fails_end_with_exit_code_1(n
     words = pdelab("probe", f"{network}:flat", *QUICK, code=1)
     assert words.startswith("pdelab: no two modules in a row of Sequential map a field")
     assert "blocks=" in words
-    with pytest.raises(ZeroDivisionError):  # the user's own code: with its traceback
-        CliRunner().invoke(cli.main, ["probe", f"{network}:broken", *QUICK], catch_exceptions=False)
+    for name, error in (("broken", ZeroDivisionError), ("refusing", ValueError)):
+        with pytest.raises(error):  # the user's own code: with its traceback
+            CliRunner().invoke(cli.main, ["probe", f"{network}:{name}", *QUICK], catch_exceptions=False)
 
 
 def test_a_probe_that_is_stopped_goes_on_with_what_is_left(places, network):

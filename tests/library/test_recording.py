@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from architectures import GPT, GROUPED, MODELS, SMALL, WORDS, tokens
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pdelab.integrators import Euler, LieEuler
 from pdelab.recording import Unreadable, record
@@ -911,3 +912,20 @@ def test_layers_that_were_compiled_one_by_one_run_as_they_were_written():
     gradients = [r.gradients(lambda out: out.square().sum()) for r in (plain, rec)]
     assert all(one.equal(other) for one, other in zip(*gradients, strict=True))
     assert rec.layer(1)(states()).equal(plain.layer(1)(states()))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_layers_that_are_computed_again_for_their_gradient_are_read(reentrant):
+    class Checkpointed(Stack):
+        def forward(self, x):
+            u = self.embed(x)
+            for layer in self.layers:
+                u = checkpoint(layer, u, use_reentrant=reentrant)
+            return self.head(u)
+
+    plain, rec = record(Stack(Pre), states()), record(Checkpointed(Pre), states())
+    assert rec.scheme == plain.scheme
+    assert rec.trajectory.final.equal(plain.trajectory.final)
+    ours, theirs = (r.gradients(lambda out: out.square().sum()) for r in (rec, plain))
+    assert all(one.equal(other) for one, other in zip(ours, theirs, strict=True))
