@@ -316,6 +316,11 @@ class Recording:
             value = one_number(loss, self.model(*args, **kwargs))
             if not value.requires_grad:
                 raise ValueError("loss must depend on the model's output, not detached nor under torch.no_grad")
+            if not all(u.requires_grad for u in states):
+                raise ValueError(
+                    "the model runs layers under torch.no_grad, where there are no gradients; with "
+                    "torch.utils.checkpoint give use_reentrant=False"
+                )
             return torch.autograd.grad(value, states)
 
     @property
@@ -348,7 +353,7 @@ def record(
     keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
     A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
     at the tokens of another network is R. The model runs in evaluation mode, some eight times; it is afterwards what it
-    was, also if something fails, but for what it changes in plain attributes of its own, a counter of calls for example.
+    was, also if something fails, but for plain attributes that it changes by itself, a counter of calls for one.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> rec = record(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 8))
