@@ -3,20 +3,25 @@
 A run is a function of (model, data, settings, seed): the batches of a step, and the random numbers of a layer that
 draws some, follow from the seed and the step. So a checkpoint is weights, optimiser and record, and a run that goes on
 from it gives the same bits as one that never stopped. A loss that is not finite ends the run as diverged: a result.
+
+Where torch.distributed is initialised, as under torchrun, all processes train one model: each takes its share of every
+batch, and the gradient is that of the whole batch, to rounding. The first process alone has the checkpoint.
 """
 
+import io
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from tqdm.auto import tqdm
 
 from pdelab import checkpoints
@@ -29,6 +34,7 @@ from pdelab.status import Status
 
 DECAYS = ("cosine", "none")
 HOOKS = ("objective", "penalty", "look")
+TOLD: ContextVar[list | None] = ContextVar("told", default=None)  # for a thread that no signal reaches: see `patience`
 Objective = Callable[[nn.Module, Examples], Tensor]
 
 
@@ -194,8 +200,13 @@ def patience() -> Iterator[list]:
     """Ctrl-C or a notebook's stop button is noted, not obeyed at once: a half-made step would be lost or, worse, kept.
 
     A second one is obeyed at once, unless it follows within a second: a terminal tells parent and child alike, and the
-    parent tells the child again. Where one stands inside another, they share the list.
+    parent tells the child again. Where one stands inside another, they share the list. Where TOLD is set, somebody else
+    notes in that list what no signal can tell this thread.
     """
+    if (told := TOLD.get()) is not None:
+        yield told
+        return
+
     before = signal.getsignal(signal.SIGINT)
     asked: list[float] = getattr(before, "asked", [])
     if hasattr(before, "asked") or threading.current_thread() is not threading.main_thread():
@@ -215,6 +226,12 @@ def patience() -> Iterator[list]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # None: set by something other than Python
 
 
+def group() -> tuple[int, int]:
+    """(rank, size): which of the processes that train together this one is; (0, 1) where it is alone."""
+    together = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+
+
 def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, place: Place = HERE) -> Training:
     """Train the model in place, from the weights it has, and give the record.
 
@@ -223,6 +240,11 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
     place: device, folder for a checkpoint, progress bar.
     An interruption (Ctrl-C, a notebook's stop button) ends the run after the current step with status "interrupted":
     weights, record and checkpoint are those of that step, and the same call goes on from there.
+
+    Where torch.distributed is initialised every process makes this call, and all end with the weights and the record of
+    one that is alone, to rounding. The first process's weights and checkpoint count, and it alone writes. Layers that
+    draw random numbers draw others in each process, and batch statistics are those of a share. An objective or penalty
+    is refused, as a share cannot tell what it is of a whole batch.
     """
     instance("model", model, nn.Module)
     seed = whole("seed", seed, 0, 2**64 - 1)
@@ -234,7 +256,7 @@ def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, pla
         loop.run(place)
     else:
         own = checkpoints.fingerprint(model, data, settings.that_matter() | settings.names(), seed)
-        with checkpoints.alone_in(Path(place.folder)):
+        with checkpoints.alone_in(Path(place.folder)) if loop.rank == 0 else nullcontext():
             loop.go_on(Path(place.folder) / "checkpoint.pt", own)
             loop.run(place)
 
@@ -250,6 +272,14 @@ def _check(data: Dataset, settings: Settings, place: Place) -> None:
         raise ValueError("data has no test examples")
     if settings.batch > len(data.train):
         raise ValueError(f"batch must be at most the {len(data.train)} training examples; not {settings.batch}")
+    size = group()[1]
+    if settings.batch % size:
+        words = f"a multiple of {size}, the number of processes that train together"
+        raise ValueError(f"batch must be {words}; not {settings.batch}")
+    for name in ("objective", "penalty"):
+        if size > 1 and getattr(settings, name) is not None:
+            words = "is of a whole batch, of which each process has a share; train in one process"
+            raise ValueError(f"{name} {words}")
     for part in (data.train, data.test):
         if part.x.is_floating_point() and not torch.isfinite(part.x).all():
             raise ValueError("data has NaN or infinite values in x")
@@ -267,17 +297,22 @@ class _Loop:
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
         self.record = Training()
         self.device = device_of(model)
+        self.rank, self.size = group()
+        self.asked: list = []  # to stop
         self.save: Callable[[dict], None] = lambda record: None
         self.order = lru_cache(maxsize=1)(partial(shuffled_batches, data.train, settings.batch, seed))
 
     def go_on(self, path: Path, own: dict) -> None:
         """From the checkpoint, if there is one of the run with this fingerprint; from now on it is kept there."""
+        if self.rank > 0:
+            return
         if path.exists():
             self.record = checkpoints.load(path, own, self.model, self.optimiser, Training.read)
         self.save = partial(checkpoints.save, path, own, self.model, self.optimiser)
 
     def run(self, place: Place) -> None:
         """The steps that are still to do, noted in the record."""
+        self._begin_alike()
         record, settings = self.record, self.settings
         if record.status != Status.INTERRUPTED:
             return
@@ -288,7 +323,7 @@ class _Loop:
             total=settings.steps,
             initial=record.step,
             desc=place.name,
-            disable=not place.progress,
+            disable=not place.progress or self.rank > 0,
             position=max(int(place.progress) - 1, 0),
             leave=None,
             mininterval=0.5,
@@ -299,8 +334,8 @@ class _Loop:
             self.save(record.plain())
 
         generators = torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
-        with generators, patience() as asked, bar:
-            while record.step < settings.steps and not asked:
+        with generators, patience() as self.asked, bar:
+            while not self._stopping() and record.step < settings.steps:
                 step = record.step + 1
                 self._watch()
                 if not (self._step() and self._evaluate()):
@@ -318,6 +353,42 @@ class _Loop:
                 record.status = Status.FINISHED
             keep()
 
+    def _begin_alike(self) -> None:
+        """Every process goes on from the first one's weights, optimiser and record."""
+        if self.size == 1:
+            return
+        own = checkpoints.fingerprint(self.model, self.data, self.settings.that_matter(), self.seed)
+        state = io.BytesIO()  # as a checkpoint, which may move to another device
+        torch.save([self.model.state_dict(), self.optimiser.state_dict(), self.record.plain()], state)
+        theirs, kept = self._of_first((own, state.getvalue()))
+        if other := [key for key in own if key != "first weights" and own[key] != theirs[key]]:
+            raise ValueError(f"{' and '.join(other)} must be the same in all processes that train together")
+        if self.rank > 0:
+            weights, optimiser, record = torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True)
+            self.model.load_state_dict(weights)
+            self.optimiser.load_state_dict(optimiser)
+            self.record = Training.read(record)
+
+    def _stopping(self) -> bool:
+        """Whether anyone has asked to stop: processes that train together stop after the same step, and all know it."""
+        if self.size == 1:
+            return bool(self.asked)
+        anyone = torch.tensor(float(bool(self.asked)), device=self.device)
+        with _together():
+            distributed.all_reduce(anyone)
+        if anyone and not self.asked:
+            self.asked.append(math.inf)  # no Ctrl-C of this process, after which a second would be obeyed at once
+        return bool(anyone)
+
+    def _of_first(self, value):
+        """What the first process has; all others wait for it."""
+        if self.size > 1:
+            given = [value]
+            with _together():
+                distributed.broadcast_object_list(given)
+            value = given[0]
+        return value
+
     def _watch(self) -> None:
         """Note what is to be seen after the steps done so far, if the settings ask for it."""
         step = self.record.step
@@ -330,20 +401,23 @@ class _Loop:
         record, every = self.record, self.settings.evaluate_every
         if record.step < self.settings.steps and (every is None or record.step % every):
             return True
-        record.evaluations.append(evaluate(self.model, self.data.test, step=record.step))
+        found = evaluate(self.model, self.data.test, step=record.step)
+        record.evaluations.append(self._of_first(found))  # whether it is finite decides for all
         return math.isfinite(record.evaluations[-1].loss)
 
     def _step(self) -> bool:
         """One step; False if loss or gradient is not finite, and then the weights stay as they are."""
         record, settings = self.record, self.settings
         batch = self._batch(record.step)
-        _draw_from(derive(self.seed, "step", record.step), self.device)
+        own = (self.rank,) if self.rank else ()
+        _draw_from(derive(self.seed, "step", record.step, *own), self.device)
         for group in self.optimiser.param_groups:
             group["lr"] = settings.rate_at(record.step)
         self.optimiser.zero_grad()
 
         loss, penalty = self._loss(batch)
         loss.backward()
+        loss = self._summed(loss.detach())
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf).item()
         if not math.isfinite(loss.item()) or not math.isfinite(norm):
             return False
@@ -357,8 +431,27 @@ class _Loop:
             record.clipped.append(record.step)
         return True
 
+    def _summed(self, loss: Tensor) -> Tensor:
+        """Σ over the processes of the loss and of the gradients, each of which is a share of the whole batch's.
+
+        One sum by hand: DistributedDataParallel would be another module than the one that looks and checkpoints know.
+        """
+        if self.size == 1:
+            return loss
+        weights = [one for one in self.model.parameters() if one.requires_grad]
+        used = loss.new_tensor([one.grad is not None for one in weights])
+        parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
+        flat = torch.cat([*(part.flatten() for part in parts), used, loss[None]])
+        with _together():
+            distributed.all_reduce(flat)
+
+        *parts, used, loss = flat.split([*(one.numel() for one in weights), len(weights), 1])
+        for one, part, counted in zip(weights, parts, used.tolist(), strict=True):
+            one.grad = part.view_as(one).to(one.dtype) if counted else None  # None: no process has it in its graph
+        return loss[0]
+
     def _loss(self, batch: Examples) -> tuple[Tensor, Tensor]:
-        """What is minimised on the batch, the penalty included, and the penalty."""
+        """What is minimised on the batch, the penalty included, and the penalty; this process's share of the two."""
         model, settings = self.model, self.settings
         if settings.objective is not None:
             loss = settings.objective(model, batch)
@@ -372,13 +465,33 @@ class _Loop:
                 raise ValueError(f"{name} must give one number, a tensor of shape (); not {given}")
             if not value.requires_grad and value.abs() > 0:  # 0 may mean that there is none in this step
                 raise ValueError(f"{name} must keep its graph, or nothing learns from it; not detached, nor no_grad")
+        if self.size > 1:
+            loss = loss * self.share
         return loss + penalty, penalty
 
     def _batch(self, step: int) -> Examples:
-        """The examples of a step, wherever the run starts."""
+        """The examples of a step, wherever the run starts; of several processes each has as many, padded alike."""
         per_epoch = len(self.data.train) // self.settings.batch
         index = self.order(step // per_epoch)[step % per_epoch]
-        return self.data.train.take(index).to(self.device)
+        whole = self.data.train.take(index)
+        if self.size == 1:
+            return whole.to(self.device)
+        rows = slice(self.rank, None, self.size)
+        part = Examples(whole.x[rows], whole.y[rows], None if whole.mask is None else whole.mask[rows])
+        # the loss is a mean over answers, of which a share of the examples may have more than its share
+        tokens = whole.y.ndim == 2 and whole.mask is not None
+        self.share = part.mask.sum().item() / whole.mask.sum().item() if tokens else 1 / self.size
+        return part.to(self.device)
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What all processes do at once fails in ours, in our words, when another is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        words = "a process that trains with this one is gone; the same command goes on from the checkpoint"
+        raise ConnectionError(words) from error
 
 
 def _draw_from(seed: int, device: torch.device) -> None:

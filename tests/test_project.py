@@ -170,16 +170,40 @@ def test_make_help_lists_every_command_of_the_readme():
     assert named <= listed
 
 
+SOURCES = [*(ROOT / "pdelab").rglob("*.py"), *(ROOT / "book" / "pdebook").rglob("*.py")]
+NEEDS_EXTRA = {ROOT / "book" / "pdebook" / "evidence" / "cluster.py": "cluster"}
+
+
+def imported(nodes):
+    """The modules, and the names taken from them, which may be modules too."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def plain(requirements):
+    return {Requirement(text).name.lower().replace("_", "-") for text in requirements}
+
+
 def test_everything_that_is_imported_is_declared():
     """A package that comes only as a dependency of another may be gone with its next release."""
-    declared = {Requirement(text).name.lower().replace("_", "-") for text in PYPROJECT["project"]["dependencies"]}
-    known = packages_distributions()
-    for path in [*(ROOT / "pdelab").rglob("*.py"), *(ROOT / "book" / "pdebook").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"pdelab", "pdebook"}:
-                assert {found.lower().replace("_", "-") for found in known[name]} & declared, f"{path.name}: {name}"
+    declared, known = plain(PYPROJECT["project"]["dependencies"]), packages_distributions()
+    for path in SOURCES:
+        extra = PYPROJECT["project"]["optional-dependencies"].get(NEEDS_EXTRA.get(path), ())
+        names = {name.partition(".")[0] for name in imported(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))}
+        for name in names - sys.stdlib_module_names - {"pdelab", "pdebook"}:
+            assert plain(known[name]) & (declared | plain(extra)), f"{path.name}: {name}"
+
+
+def test_a_file_that_needs_an_extra_is_imported_by_functions_alone():
+    """Else no command would begin without the extra."""
+    late = {f"pdebook.evidence.{path.stem}" for path in NEEDS_EXTRA}
+    everywhere = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
+    assert late <= {name for tree in everywhere for name in imported(ast.walk(tree))}
+    assert not late & {name for tree in everywhere for name in imported(tree.body)}
 
 
 def test_the_project_speaks_of_itself_alone():

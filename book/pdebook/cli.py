@@ -41,6 +41,7 @@ def main() -> None:
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs side by side; default: one per CPU core, one on a GPU.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each run, on a CPU.")
+@click.option("--cluster", "address", help="Run on the Dask cluster with this scheduler, such as tcp://node:8786.")
 @click.option("--steps", type=click.IntRange(1), help="Cut every training to so many steps; the result says so.")
 @click.option("--again", is_flag=True, help="Run what is recorded already, and replace it.")
 @click.option(
@@ -50,15 +51,16 @@ def main() -> None:
     help="Read and write results here alone; default: your own (PDELAB_RESULTS), with the book's read beside them.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet) -> None:
+def run(names, scale, seeds, device, jobs, threads, address, steps, again, folder, quiet) -> None:
     """Run experiments and record their results; without a name, list them.
 
-    What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them.
+    What is recorded is skipped. Ctrl-C keeps checkpoints, and the same command goes on from them. Started by
+    `torchrun -m pdebook run`, all processes train each model together.
     """
     from pdebook import running  # and torch, which takes seconds
 
     if names:
-        running.run(names, scale, seeds, device, jobs, threads, steps, again, folder, quiet)
+        running.run(names, scale, seeds, device, jobs, threads, address, steps, again, folder, quiet)
     else:
         running.list_experiments()
 
@@ -305,13 +307,14 @@ def doctor() -> None:
 
     advice, faults = [], []
     rows = [("pdelab", __version__), ("python", platform.python_version()), ("system", platform.platform())]
-    for name in (*PACKAGES, "jupyterlab", "pytest", *pretrained.NEEDED):
+    extras = dict.fromkeys(pretrained.NEEDED, '"pdelab[probe]", for pretrained networks')
+    extras["distributed"] = '"pdelab[cluster]", for runs on several machines'
+    for name in (*PACKAGES, "jupyterlab", "pytest", *extras):
         try:
             rows.append((name, version(name)))
         except PackageNotFoundError:
             rows.append((name, "not installed"))
-            wanted = '"pdelab[probe]", for pretrained networks' if name in pretrained.NEEDED else name
-            advice.append(f"{name} is missing: pip install {wanted}")
+            advice.append(f"{name} is missing: pip install {extras.get(name, name)}")
     rows += running.machine()
 
     own = stores(None)["yours"].folder

@@ -3,12 +3,14 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from inspect import getdoc
 from pathlib import Path
 
 import click
 import torch
+from torch import distributed
 from tqdm.auto import tqdm
 
 from pdebook.evidence import run as runner
@@ -19,7 +21,7 @@ from pdebook.terminal import DAMAGED, EXPECTED, MISSING, STOPPED, fail, matching
 from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 from pdelab.files import check_writable
-from pdelab.training import choose_device
+from pdelab.training import choose_device, group
 
 FORESEEN = (*EXPECTED, RefusedCheckpoint, UnusableFolder, runner.Killed)
 
@@ -38,13 +40,29 @@ def run(
     device: str,
     jobs: int | None,
     threads: int,
+    address: str | None,
     steps: int | None,
     again: bool,
     folder: Path | None,
     quiet: bool,
 ) -> None:
     """Run experiments and record their results; the arguments are the options of the command."""
-    scale, chosen = _size_and_device(scale, device)
+    if jobs is not None and (address or _many()):
+        other = "--cluster: it runs as many as it has workers" if address else "torchrun: its processes share one run"
+        raise click.UsageError(f"--jobs makes no sense with {other}")
+    if address and _many():
+        raise click.UsageError("--cluster makes no sense with torchrun: start the one or the other")
+
+    with _together(), _cluster(address) if address else nullcontext() as cluster:
+        if group()[0] > 0:
+            _along(str(_device(device)), threads)
+        else:
+            chosen = device if cluster else str(_device(device))  # each worker chooses for itself
+            _lead(names, _size(scale), seeds, chosen, jobs, threads, cluster, steps, again, folder, quiet)
+
+
+def _lead(names, scale, seeds, device, jobs, threads, cluster, steps, again, folder, quiet) -> None:
+    """Find out what is to do, have it done, record it, and say how it went."""
     wanted, known = _having(scale, names), list(stores(folder).values())
     store = known[0]
     try:
@@ -55,17 +73,23 @@ def run(
     if skipped := len(wanted) * len(seeds) - len(todo):
         places = " or ".join(str(one.folder) for one in known)
         click.echo(f"{skipped} recorded already in {places} (--again runs anew)")
-    workers = min(jobs or (os.cpu_count() or 1 if chosen.type == "cpu" else 1), max(1, len(todo)))
+    size = group()[1]
+    workers = 1 if size > 1 else jobs or (os.cpu_count() or 1 if device == "cpu" else 1)
+    workers = min(cluster.workers() if cluster else workers, max(1, len(todo)))
     if todo:
         store.check_writable()
         check_writable(runner.folder())
         beside = f", {workers} at a time" if len(todo) > 1 else ""
-        click.echo(f"{len(todo)} to run on {chosen}{beside}{_expected(todo, workers)}; results go to {store.folder}")
+        beside = f", {size} processes together" if size > 1 else beside
+        where = cluster or device
+        click.echo(f"{len(todo)} to run on {where}{beside}{_expected(todo, workers)}; results go to {store.folder}")
 
     bars = not quiet and sys.stderr.isatty()  # in a log file every turn of a bar is a line of its own
-    options = {"device": str(chosen), "workers": workers, "progress": bars, "threads": threads}
+    options = {"device": device, "workers": workers, "progress": bars, "threads": threads}
+    if cluster:
+        options["elsewhere"] = cluster.do
     stopped, failed, missing = [], [], []
-    for job, outcome in runner.do_all(todo, store, **options):
+    for job, outcome in runner.do_all(_of_first(todo), store, **options):
         if isinstance(outcome, runner.Stopped):
             stopped.append(f"{job}: {outcome.where}")
         elif isinstance(outcome, cache.DataMissing):
@@ -85,6 +109,53 @@ def run(
     if troubles:
         fail("\n".join(troubles), DAMAGED if failed else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
+
+
+def _cluster(address: str):
+    """A context: the cluster whose scheduler has this address."""
+    try:
+        from pdebook.evidence.cluster import connected
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f'--cluster needs {error.name}: pip install "pdelab[cluster]"') from error
+    return connected(address)
+
+
+def _many() -> bool:
+    """Whether torchrun started this process, and others beside it."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Under torchrun its processes find each other; `train` then has them train each model together."""
+    if not _many():
+        yield
+        return
+    distributed.init_process_group()
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _of_first(todo: Sequence[runner.Job]) -> Sequence[runner.Job]:
+    """What the first process found is to do: on another machine the others may see other results."""
+    if group()[1] > 1:
+        given = [todo]
+        distributed.broadcast_object_list(given)
+        todo = given[0]
+    return todo
+
+
+def _along(device: str, threads: int) -> None:
+    """In every process but the first: the same jobs, of which it records and says nothing but its own faults."""
+    for job, outcome in runner.do_all(_of_first([]), None, device=device, progress=False, threads=threads):
+        if isinstance(outcome, runner.Stopped):
+            sys.exit(STOPPED)
+        if isinstance(outcome, ConnectionError):  # of which the one that is gone says why
+            sys.exit(DAMAGED)
+        if isinstance(outcome, Exception):
+            fail(f"process {group()[0]}, {job}: failed, {type(outcome).__name__}: {outcome}", DAMAGED)
 
 
 def _having(scale: Scale, names: Sequence[str]) -> list[str]:
@@ -108,19 +179,27 @@ def _expected(todo: Sequence[runner.Job], workers: int) -> str:
     return f", about {minutes:.0f} min by the times recorded" if minutes >= 1 else ""
 
 
-def _size_and_device(scale: str | None, device: str) -> tuple[Scale, torch.device]:
-    """What was asked for, if this machine has it."""
+def _size(scale: str | None) -> Scale:
     try:
-        size = choose_scale(scale)
+        return choose_scale(scale)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _device(device: str) -> torch.device:
+    """What was asked for, if this machine has it; where several processes train together, each has a GPU of its own."""
     try:
         chosen = choose_device(device)
         torch.zeros(1, device=chosen)
     except (ValueError, RuntimeError, AssertionError) as error:
         words = f"--device {device}: this machine has none; cpu is always there, and auto takes the best there is"
         raise click.UsageError(words) from error
-    return size, chosen
+    if _many() and chosen.type not in ("cpu", "cuda"):
+        raise click.UsageError(f"--device {chosen.type}: processes that train together need cpu or cuda")
+    if _many() and chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
+    return chosen
 
 
 def _done(result: Result) -> str:

@@ -12,6 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from pdebook.ledger.record import Result, Scale
+from pdelab.training import group
 
 
 def choose_scale(scale: str | None = None) -> Scale:
@@ -81,6 +82,8 @@ def experiment(name: str, *scales: Scale, cuts: bool = False) -> Callable[[Run],
             with torch_threads(work.threads):
                 result = run(Scale(scale), seed, work)
             where = {"device": work.device, "threads": str(work.threads)}
+            if group()[1] > 1:
+                where["processes"] = str(group()[1])
             seconds = round(time.perf_counter() - started, 3)
             return replace(result, environment=result.environment | where, seconds=seconds)
 

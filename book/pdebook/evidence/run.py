@@ -24,7 +24,7 @@ from pdebook.evidence.trained import Interrupted
 from pdebook.ledger.record import DamagedResult, Result, Scale, Store
 from pdebook.ledger.sources import experiments
 from pdelab.datasets import cache
-from pdelab.training import choose_device, patience
+from pdelab.training import choose_device, group, patience
 
 
 def folder() -> Path:
@@ -149,23 +149,27 @@ def do(job: Job, device: str = "cpu", progress: int = 0, threads: int = 1) -> Re
 
 def do_all(
     todo: Sequence[Job],
-    store: Store,
+    store: Store | None,
     *,
     device: str = "cpu",
     workers: int = 1,
     progress: bool = True,
     threads: int = 1,
+    elsewhere: Callable[..., Iterator[tuple[Job, Outcome]]] | None = None,
 ) -> Iterator[tuple[Job, Outcome]]:
     """Run the jobs, record each Result as it comes, and give (job, Result), or why there is none.
+
+    store: None records nothing: of several processes that train together all do the same jobs, and the first records.
+    elsewhere: does the jobs in place of processes of this machine.
 
     Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
     interruption, Ctrl-C or SIGTERM, the runs in progress keep their checkpoints and no new one is begun. A run that
     fails, whose process is killed or whose Result cannot be saved, keeps them too, and does not stop the others.
     """
-    done = _one_by_one if workers == 1 else partial(_side_by_side, workers=workers)
+    done = elsewhere or (_one_by_one if workers == 1 else partial(_side_by_side, workers=workers))
     with _terminated_as_interrupted():
         for job, found in done(todo, device=device, progress=progress, threads=threads):
-            if isinstance(found, Result):
+            if isinstance(found, Result) and store is not None:
                 try:
                     store.save(found)
                     shutil.rmtree(job.folder, ignore_errors=True)
@@ -181,7 +185,8 @@ def _one_by_one(todo: Sequence[Job], device: str, progress: bool, threads: int) 
         except Exception as fault:
             found = fault
         yield job, found
-        if isinstance(found, Stopped):
+        # the others of a group wait for this process, and are ended when it ends
+        if isinstance(found, Stopped) or (isinstance(found, Exception) and group()[1] > 1):
             return
 
 
