@@ -66,6 +66,16 @@ def test_every_stored_picture_has_alternative_text(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_words_of_a_figure_name_black_or_white_which_change_places_in_the_dark(name):
+    for cell in code_cells(stored(name)):
+        shown = cell.metadata.get("mystnb", {})
+        words = [shown.get("image", {}).get("alt", ""), shown.get("figure", {}).get("caption", "")]
+        words += [out["data"].get("text/html", "").partition("<script")[0] for out in cell.outputs if "data" in out]
+        said = re.sub(r"data:[^\"']*|<svg.*?</svg>|style=\"[^\"]*\"", "", " ".join(words), flags=re.DOTALL)
+        assert not re.findall(r".{30}\b(?:black|white)\b(?![ -](?:noise|box))", said, flags=re.IGNORECASE), cell.source
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_stored_notebooks_need_no_widget_manager_and_name_no_machine(name):
     text = (BOOK / f"{name}.ipynb").read_text(encoding="utf-8")
     assert "widget-view+json" not in text

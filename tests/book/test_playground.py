@@ -337,6 +337,52 @@ def test_on_a_phone_each_part_is_a_tab_and_axe_finds_nothing_serious(browser, sc
         assert v.page.locator("canvas.play-stage").is_visible()
 
 
+def test_on_a_phone_the_tokens_their_sentence_and_a_slider_share_a_screen(opened):
+    page = opened(viewport=PHONE)
+    page.get_by_label("sharpness β").evaluate("one => one.scrollIntoView({ block: 'end', behavior: 'instant' })")
+    top, bottom = page.locator(".bd-header").bounding_box()["height"], PHONE["height"]
+    for part in ("canvas.play-stage", ".play-status", ".play-row input"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] >= top, part
+        assert box["y"] + box["height"] <= bottom, part
+
+
+def test_nothing_floats_over_what_is_to_be_pressed(opened):
+    page = opened(viewport=PHONE)
+    page.mouse.wheel(0, 700)
+    page.wait_for_timeout(300)
+    page.mouse.wheel(0, -150)
+    page.wait_for_timeout(500)
+    assert page.locator("#pst-back-to-top").is_hidden()
+
+
+def test_a_press_on_a_name_or_the_keyboard_on_its_control_says_what_it_means(opened):
+    page = opened(viewport=PHONE, touch=True)
+    page.get_by_role("radio", name="all").check()
+    for name, setting in kit._settings().items():
+        control, says = page.locator(".play-control").nth(list(kit._settings()).index(name)), f"{setting['words']}."
+        assert control.locator(".play-says").text_content() == says
+    control = page.locator(".play-control").filter(has_text="leak θ")
+    assert control.locator(".play-says").is_hidden()
+    control.locator(".play-word").tap()
+    assert control.locator(".play-says").is_visible()
+    control.locator(".play-word").tap()
+    assert control.locator(".play-says").is_hidden()
+    page.get_by_label("value V").focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.locator(".play-says:visible").all_inner_texts() == [f"{kit._settings()['beta']['words']}."]
+
+
+def test_a_reached_quest_says_its_theorem_in_a_sentence(opened):
+    page = opened("quest=sweep")
+    laws = page.locator(".play-law:visible")
+    assert laws.count() == 0
+    page.get_by_label("scheme").select_option("lie")
+    settle(page)
+    says = kit._quests()["sweep"]["says"]
+    assert [words.strip() for words in laws.all_inner_texts()] == [says, says]  # above the tokens and in the list
+
+
 def test_everything_to_press_is_at_least_44_pixels_high(opened):
     page = opened("quest=basin", viewport=PHONE)
     page.get_by_role("radio", name="all").check()

@@ -10,13 +10,13 @@
   };
   const LEVELS = ["basic", "terms", "all"];
   const CURVES = {
-    spread: { title: "spread σ", words: "0: all tokens are equal", low: 0 },
-    fidelity: { title: "fidelity", words: "cosine between a state and the start", low: -1, high: 1 },
-    energy: { title: "energy", words: "half the mean of |u|²", low: 0 },
+    spread: { title: "spread σ", words: "how far tokens are from their mean; 0: all are equal", low: 0 },
+    fidelity: { title: "fidelity", words: "how much the state still points where it began: 1 the same way, 0 not at all", low: -1, high: 1 },
+    energy: { title: "energy", words: "how large the tokens are, half the mean of |u|²", low: 0 },
     diameter: { title: "diameter", words: "the largest distance of two tokens", low: 0 },
-    longest: { title: "longest", words: "the longest token", low: 0 },
+    longest: { title: "longest", words: "the length of the longest token", low: 0 },
     mean: { title: "mean |μ|", words: "how far the cross is from 0", low: 0 },
-    cosine: { title: "cosine", words: "the mean over pairs of tokens", low: -1, high: 1 },
+    cosine: { title: "cosine", words: "how alike two tokens point, mean over pairs: 1 the same way, 0 unrelated", low: -1, high: 1 },
     groups: { title: "groups", words: "how many stand apart", low: 0 },
   };
   const STORED = "pdelab-quests";
@@ -423,8 +423,10 @@
 
     buildControl(key) {
       const setting = settings[key];
-      const name = make("span", { textContent: setting.label });
-      const row = make("label", { className: "play-row", title: setting.words || "" }, name);
+      const name = make("span", { className: "play-word", textContent: setting.label });
+      const row = make("label", { className: "play-row" }, name);
+      const words = make("p", { className: "play-says", id: `play-says-${Play.said = (Play.said || 0) + 1}`, textContent: `${setting.words}.` });
+      const box = make("div", { className: "play-control" }, row, words);
       let input;
       if (setting.choices) {
         const options = Object.entries(setting.choices).map(([value, words]) => make("option", { value, textContent: words }));
@@ -436,18 +438,23 @@
         row.append(input, make("span", { className: "play-value" }));
       }
       input.addEventListener("input", () => this.change(key, setting.choices ? input.value : +input.value));
-      this.controls[key] = { row, input };
-      return row;
+      input.setAttribute("aria-describedby", words.id);
+      name.addEventListener("click", (event) => {
+        event.preventDefault(); // a press on the name asks what it means and leaves the control alone
+        box.classList.toggle("play-asked");
+      });
+      this.controls[key] = { box, input };
+      return box;
     }
 
     fillControls() {
-      for (const [key, { row, input }] of Object.entries(this.controls)) {
+      for (const [key, { box, input }] of Object.entries(this.controls)) {
         input.value = this.o[key];
         if (input.nextElementSibling) input.nextElementSibling.textContent = short(this.o[key]);
-        row.hidden = !this.given.controls && settings[key].level > this.level;
+        box.hidden = !this.given.controls && settings[key].level > this.level;
       }
       for (const group of this.root.querySelectorAll(".play-group")) {
-        group.hidden = [...group.querySelectorAll(".play-row")].every((row) => row.hidden);
+        group.hidden = [...group.querySelectorAll(".play-control")].every((box) => box.hidden);
       }
       if (this.levels) this.levels[this.level - 1].checked = true;
     }
@@ -477,9 +484,10 @@
         const start = make("button", { type: "button", textContent: "Start here", onclick: () => this.startQuest(quest) });
         start.setAttribute("aria-label", `Start here: ${quest.title}`);
         const mark = make("b", { className: "play-mark" });
+        const says = make("p", { className: "play-law", textContent: quest.says });
         const foot = make("p", { className: "play-foot" }, start, this.statement(quest), mark);
         const title = make("b", { textContent: quest.title });
-        const item = make("li", {}, make("p", {}, title, make("br"), quest.words), foot);
+        const item = make("li", {}, make("p", {}, title, make("br"), quest.words), says, foot);
         list.append(item);
         return [quest.id, { item, mark }];
       }));
@@ -509,7 +517,8 @@
       task.hidden = !quest;
       if (quest) {
         const mark = make("b", { className: "play-mark" });
-        task.replaceChildren(make("b", { textContent: `${quest.title}. ` }), quest.words, " ", this.statement(quest), " ", mark);
+        const says = make("span", { className: "play-law", textContent: `${quest.says} ` });
+        task.replaceChildren(make("b", { textContent: `${quest.title}. ` }), quest.words, " ", says, this.statement(quest), " ", mark);
         this.taskMark = mark;
       }
       this.markQuests();
@@ -540,7 +549,9 @@
         mark.textContent = this.done.has(id) ? "✓ reached" : "";
       }
       if (this.count) this.count.textContent = `${questList.filter((one) => this.done.has(one.id)).length} of ${questList.length} reached`;
-      if (this.quest) this.taskMark.textContent = this.here ? "✓ reached" : this.done.has(this.quest.id) ? "✓ reached before" : "";
+      if (!this.quest) return;
+      this.task.classList.toggle("play-done", this.here || this.done.has(this.quest.id));
+      this.taskMark.textContent = this.here ? "✓ reached" : this.done.has(this.quest.id) ? "✓ reached before" : "";
     }
 
     // ---- words
@@ -893,7 +904,7 @@
     captionWords(eye, beyond, d) {
       const what = this.plane.line ? "Token across, first feature up, " : d > 2 ? `The plane of largest variance (PCA) of ${d} features, ` : "";
       const words = [`${what}±${short(this.reach)}`, this.plane.line ? "the line is the mean" : "+ is the mean"];
-      if (this.crowd) words.push("dashes are the density that the PDE predicts");
+      if (this.crowd) words.push("dashes are the density that the PDE predicts for endlessly many tokens and short steps; its groups may meet earlier or later");
       if (this.leads()) words.push("the ring is around the first token");
       if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
       if (this.held?.back) words.unshift("You move the start");
