@@ -1,0 +1,96 @@
+"""What a Transformer costs before it is run: the operations of its large products, and the bytes of what is kept.
+
+Counted are the matrix products, two operations for each product of numbers; sums, norms and exponentials are not. An
+operation of attention takes longer than one of a weight matrix, so time has two rates, measured where it will run.
+"""
+
+import math
+from dataclasses import dataclass
+
+BYTES = 4  # of a number in float32
+
+
+@dataclass(frozen=True)
+class Stack:
+    """L layers of width d, with feed-forward networks of width m, that read B sequences of N tokens at once.
+
+    keys: the share of the heads that have keys and values of their own; 1 unless heads are grouped.
+    gated: the feed-forward network has three matrices, not two.
+    """
+
+    layers: int
+    width: int
+    hidden: int
+    tokens: int
+    batch: int = 1
+    keys: float = 1.0
+    gated: bool = False
+
+    @property
+    def weights(self) -> float:
+        """Numbers in the weight matrices of all layers: L(2(1 + keys)d² + 2dm), or 3dm where gated."""
+        attention = 2 * (1 + self.keys) * self.width**2
+        return self.layers * (attention + (3 if self.gated else 2) * self.width * self.hidden)
+
+    @property
+    def fields(self) -> float:
+        """Numbers in the states of all layers, L of B·N·d."""
+        return self.layers * self.batch * self.tokens * self.width
+
+    def forward(self) -> "Operations":
+        """2BN for every weight, and 4BN²d per layer for scores and averages; a causal mask is not deducted."""
+        return Operations(2.0 * self.batch * self.tokens * self.weights, 4.0 * self.tokens * self.fields)
+
+    def training_step(self) -> "Operations":
+        """Forward and backward: every product of the one stands for two of the other."""
+        return 3 * self.forward()
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Those of the weight matrices, and those of attention, whose number grows with the square of the tokens."""
+
+    matrices: float
+    attention: float
+
+    def __rmul__(self, times: float) -> "Operations":
+        return Operations(times * self.matrices, times * self.attention)
+
+    @property
+    def total(self) -> float:
+        return self.matrices + self.attention
+
+    def seconds(self, matrices: float, attention: float) -> float:
+        """At these two rates, operations per second."""
+        return self.matrices / matrices + self.attention / attention
+
+
+def rates(first: tuple[Operations, float], second: tuple[Operations, float]) -> tuple[float, float]:
+    """The two rates at which both measured (operations, seconds) come out exactly; they must differ in their shares."""
+    (a, s), (b, t) = first, second
+    determinant = a.matrices * b.attention - a.attention * b.matrices
+    per_matrix = (s * b.attention - t * a.attention) / determinant
+    per_attention = (t * a.matrices - s * b.matrices) / determinant
+    if not (per_matrix > 0 and per_attention > 0):
+        raise ValueError("the two times fit no pair of positive rates; measure at tokens that lie further apart")
+    return 1 / per_matrix, 1 / per_attention
+
+
+def training_bytes(stack: Stack, recompute: bool = False) -> float:
+    """Weights with gradient and Adam's two averages, and what the backward pass needs of each layer.
+
+    Of `pdelab.transformer` with ReLU a layer keeps 8d + m numbers per token. With `recompute` the states at the seams
+    of √L segments are kept, and the layers of one segment at a time.
+    """
+    kept = stack.batch * stack.tokens * (8 * stack.width + stack.hidden)
+    segment = math.ceil(math.sqrt(stack.layers))
+    seams = math.ceil(stack.layers / segment) * stack.batch * stack.tokens * stack.width
+    return BYTES * (4 * stack.weights + (seams + segment * kept if recompute else stack.layers * kept))
+
+
+def probe_bytes(stack: Stack, number: int = BYTES) -> float:
+    """`pdelab.probe`: the weights, those of one control, and of two recordings every state and what each branch adds.
+
+    number: bytes of a weight and of a number in a state.
+    """
+    return number * (2 * stack.weights + 2 * 3 * stack.fields)

@@ -1,0 +1,84 @@
+"""What a run costs, counted on paper, is what PyTorch counts while it runs."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pdebook.chapters.many_machines.laws import Operations, Stack, rates, training_bytes
+from pdelab.models import transformer
+
+STACKS = [
+    Stack(layers=3, width=32, hidden=128, tokens=64, batch=2),
+    Stack(layers=3, width=32, hidden=128, tokens=128, batch=2),
+    Stack(layers=12, width=64, hidden=96, tokens=40, batch=1),
+]
+
+
+def built(stack: Stack):
+    return transformer(width=stack.width, depth=stack.layers, heads=4, hidden=stack.hidden, norm="pre")
+
+
+def field(stack: Stack):
+    return torch.randn(stack.batch, stack.tokens, stack.width, requires_grad=True)
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=str)
+def test_operations_are_those_that_torch_counts(stack):
+    model, u = built(stack), field(stack)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # the fused kernel counts as none
+        out = model(u)
+        assert counter.get_total_flops() == stack.forward().total
+        out.sum().backward()
+    assert counter.get_total_flops() == stack.training_step().total
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=str)
+def test_bytes_are_those_that_the_backward_pass_keeps(stack):
+    model, u = built(stack), field(stack)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept, alive = {}, []
+
+    def pack(saved):
+        alive.append(saved)  # so that no address is used twice
+        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        out = model(u)
+    measured = sum(size for place, size in kept.items() if place not in weights)
+    on_paper = training_bytes(stack) - 16 * stack.weights
+    assert out.shape == u.shape
+    # beside them one state, and of every head and norm a number or two per token
+    assert on_paper < measured < on_paper + 4 * stack.fields * (1 / stack.layers + 16 / stack.width)
+
+
+def test_weights_are_those_of_the_matrices():
+    model = built(STACKS[0])
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    assert matrices == STACKS[0].weights
+
+
+def test_llama_70b_has_its_weights():
+    """80 layers of width 8,192 with 64 heads of which 8 have keys; 70.6 billion with embedding and readout."""
+    stack = Stack(layers=80, width=8192, hidden=28_672, tokens=1, keys=8 / 64, gated=True)
+    assert stack.weights + 2 * 128_256 * 8192 == pytest.approx(70.6e9, rel=1e-3)
+
+
+def test_two_measurements_give_the_rates_and_too_near_ones_are_refused():
+    short, long = Operations(8e9, 1e9), Operations(8e9, 64e9)
+    given = (5e10, 2e10)
+    found = rates((short, short.seconds(*given)), (long, long.seconds(*given)))
+    assert found == pytest.approx(given)
+    with pytest.raises(ValueError, match="further apart"):
+        rates((short, 1.0), (long, 0.9))
+
+
+def test_recompute_needs_less_memory_the_deeper_the_stack():
+    shallow, deep = (Stack(layers=depth, width=64, hidden=256, tokens=512, batch=4) for depth in (16, 256))
+
+    def share(stack: Stack) -> float:
+        of_weights = 16 * stack.weights
+        return (training_bytes(stack, recompute=True) - of_weights) / (training_bytes(stack) - of_weights)
+
+    assert share(deep) < share(shallow) / 3  # as 1/√L: a quarter
