@@ -12,16 +12,18 @@ off.
 import argparse
 import ast
 import copy
+import os
 import re
 import sys
 from pathlib import Path
 
+import handout
 import nbformat
 import yaml
 from exercises import ROOT
 from grading.kit import Exercise, Kit, Unknown, make
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
-from plain import plain
+from plain import pages, plain, title
 
 import pdelab
 from pdelab.files import write_atomically
@@ -31,18 +33,23 @@ FOLDER = ROOT / "_build" / "assignments"
 
 def notebook(kit: Kit, *, solved: bool) -> nbformat.NotebookNode:
     """The exercises one after another, each chapter's setup before its first."""
-    cells = [new_markdown_cell(f"# {kit.name}\n\nYour name:\n\n{kit.points:g} points. Made with pdelab {kit.version}.")]
+    head = f"# {kit.name}\n\nYour name:\n\n{kit.points:g} points. Made with pdelab {kit.version}."
+    cells = [new_markdown_cell(head)]
     begun: set[str] = set()
     for exercise in kit.exercises:
         if exercise.chapter not in begun:
             begun.add(exercise.chapter)
+            symbols = f"\n\n**Symbols.** {exercise.symbols.strip()}" if exercise.symbols else ""
+            where = f"<!-- chapter -->\n## {_chapter(exercise)}{symbols}"
+            cells.append(new_markdown_cell(where, metadata={"tags": ["setup"]}))
             cells += [_code(source, "setup") for source in exercise.setup]
         cells += _cells(exercise, solved=solved)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number:03d}"
     made = new_notebook(cells=copy.deepcopy(cells))
     made.metadata["kernelspec"] = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    made.metadata["pdelab"] = {"assignment": kit.name, "version": kit.version}
+    made = handout.stamped(made)
+    made.metadata["pdelab"] |= {"assignment": kit.name}
     return made
 
 
@@ -56,7 +63,19 @@ def _cells(exercise: Exercise, *, solved: bool) -> list:
         answers = [plain(source, exercise.chapter) for source in exercise.solutions] if solved else ["*Your answer:*"]
         return [*question, *map(new_markdown_cell, answers)]
     answer = exercise.solutions if solved else exercise.stubs
-    return [*question, _code("\n\n\n".join(answer), "answer"), *(_code(source, "check") for source in exercise.checks)]
+    coded = [_code("\n\n\n".join(answer), "answer"), *(_code(source, "check") for source in exercise.checks)]
+    words = "*Your answer to the questions in words, and your plot (add cells for its code below):*"
+    return [*question, *coded, *([new_markdown_cell(words)] if exercise.asks else [])]
+
+
+def _chapter(exercise: Exercise) -> str:
+    """Where an exercise comes from: the chapter by its number and title, with a link where the book is published."""
+    if exercise.chapter not in pages():
+        return exercise.chapter
+    number, name = pages()[exercise.chapter], title(exercise.chapter)
+    place = f"Chapter {number}: {name}" if number else name
+    address = os.environ.get("BOOK_ADDRESS", "").rstrip("/")
+    return f"[{place}]({address}/book/{exercise.chapter}.html)" if address else place
 
 
 def _code(source: str, tag: str):
@@ -88,7 +107,7 @@ def for_nbgrader(kit: Kit) -> nbformat.NotebookNode:
         elif "check" in tags:
             mark |= {"grade": True, "locked": True, "points": one.points / len(one.checks)}
         elif cell.cell_type == "markdown":
-            mark |= {"grade": True, "solution": True, "points": one.points}
+            mark |= {"grade": True, "solution": True, "points": 0 if one.coded else one.points}
         else:
             continue
         cell.metadata["nbgrader"] = mark
@@ -126,13 +145,16 @@ def for_otter(kit: Kit) -> nbformat.NotebookNode:
             cells += [_raw("BEGIN QUESTION", config), cell]
         elif one is None or "starter" in tags:
             cells.append(cell)
+        elif one.coded and cell.cell_type == "markdown":  # words beside the code, which otter does not grade
+            cells += [_raw("END QUESTION"), cell]
+            one = None
         elif "check" in tags:
             cells += [_raw("BEGIN TESTS"), _tested(one, cell), _raw("END TESTS")]
         else:
             if "answer" in tags:
                 cell.source = _marked(one, "# BEGIN SOLUTION", "# END SOLUTION")
             cells += [_raw("BEGIN SOLUTION"), cell, _raw("END SOLUTION")]
-    made.cells = [*cells, _raw("END QUESTION")]
+    made.cells = [*cells, *([_raw("END QUESTION")] if one else [])]
     for number, cell in enumerate(made.cells):
         cell["id"] = f"cell-{number:03d}"
     return made

@@ -4,21 +4,18 @@
 
 SUBMISSIONS is a folder or a zip, as Canvas or Moodle exports it, or one folder per student. Every submission runs in a
 process of its own. Stopped by Ctrl-C, the same command goes on; what did not change is not graded again. Written are
-grades.csv, feedback/STUDENT.html, answers/LABEL.html for answers in words with marks.csv to fill in, and a copy of the
-gradebook with its column filled.
+grades.csv, feedback/STUDENT.html, answers/LABEL.html to read with marks.csv to fill in (points, which for code replace
+the machine's, and a comment), and a copy of the gradebook with its column filled.
 """
 
 import argparse
-import contextlib
-import csv
 import hashlib
-import io
 import json
 import re
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from assignment import FOLDER
@@ -52,7 +49,7 @@ class Records:
 
     def __init__(self, folder: Path, kit: Kit, secret: str):
         self.folder = folder
-        self.of_kit = json.dumps(asdict(kit), sort_keys=True) + secret
+        self.of_kit = kit.checksum + secret  # another version or another assignment: graded again
 
     def path(self, submission: Submission) -> Path:
         return self.folder / f"{file_name(submission.student)}.json"
@@ -79,14 +76,34 @@ def file_name(student: str) -> str:
     return plain if plain == student else f"{plain}-{hashlib.sha256(_bytes(student)).hexdigest()[:8]}"
 
 
+@dataclass
+class Results:
+    """Of a class: by student the outcomes, the number in the course's system, and by label the code to compare."""
+
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
 def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
     """Grade the class and write everything; gives back lines to print at the end."""
     secret = secret_of(out)
     hidden = [place, out, *(path for path in (marks, gradebook) if path)]
-    judge, records = Judge(kit, secret, hidden), Records(out / "records", kit, secret)
-    if marks is None and (out / "marks.csv").exists():
-        marks = out / "marks.csv"  # what a person filled in is never lost
-    graded, numbers, shapes = {}, {}, {}
+    found = judged(kit, place, Judge(kit, secret, hidden), Records(out / "records", kit, secret))
+
+    keys = keys_of(kit, found, secret)
+    marks = marks or out / "marks.csv"  # what a person filled in is never lost
+    given = report.read_marks(marks.read_text(encoding="utf-8-sig"), kit, keys) if marks.exists() else {}
+
+    write_pages(kit, found, out, given, keys, secret)
+    report.write(out / "marks.csv", report.marks_to_fill(kit, found.outcomes, keys, given))
+    report.write(out / "grades.csv", report.table(kit, found.outcomes, beside(kit, found, secret), given))
+    return [*summary(kit, found, out, given), *(filled(kit, found, out, given, gradebook) if gradebook else [])]
+
+
+def judged(kit: Kit, place: Path, judge: Judge, records: Records) -> Results:
+    """Every submission once; what was graded already is read."""
+    found = Results()
     with tqdm(list(read_class(place, kit)), unit="student") as bar:
         for submission in bar:
             bar.set_postfix_str(submission.student[:20])
@@ -94,54 +111,62 @@ def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradeb
             if outcomes is None:
                 outcomes = judge.outcomes(submission)
                 records.write(submission, outcomes)
-            graded[submission.student], numbers[submission.student] = outcomes, submission.number
-            if not submission.fault:
-                with contextlib.suppress(RecursionError):  # of code that is nested too deeply
-                    shapes[submission.student] = {one.label: submission.shape(one) for one in kit.exercises}
-    if not graded:
+            found.outcomes[submission.student] = outcomes
+            found.numbers[submission.student] = submission.number
+            found.shapes[submission.student] = {one.label: submission.shape(one) for one in kit.exercises}
+    if not found.outcomes:
         raise ValueError(f"SUBMISSIONS has no file; {place} is empty")
+    return found
 
-    keys = {
-        (student, one.label): hashlib.sha256(_bytes(f"{secret}{student}{one.label}")).hexdigest()[:6]
-        for student in graded
-        for one in kit.exercises
-    }
-    marked = report.read_marks(marks.read_text(encoding="utf-8"), kit, keys) if marks else {}
-    same = report.copies(kit, shapes)
-    extra = {}
-    for student, outcomes in graded.items():
+
+def keys_of(kit: Kit, found: Results, secret: str) -> dict[tuple[str, str], str]:
+    """(student, label) -> under what an answer stands on its page, in place of a name."""
+    both = ((student, one.label) for student in found.outcomes for one in kit.exercises)
+    return {pair: hashlib.sha256(_bytes(secret + "".join(pair))).hexdigest()[:6] for pair in both}
+
+
+def write_pages(kit: Kit, found: Results, out: Path, given: report.Marks, keys: dict, secret: str) -> None:
+    """A page for each student, and one for each exercise."""
+    for student, outcomes in found.outcomes.items():
+        page = report.feedback(kit, student, outcomes, given.get(student, {}))
+        report.write(out / "feedback" / f"{file_name(student)}.html", page)
+    for number, exercise in enumerate(kit.exercises):
+        answers = [(keys[student, exercise.label], one[number]) for student, one in found.outcomes.items()]
+        page = report.side_by_side(exercise, answers, int(secret[:8], 16))
+        report.write(out / "answers" / f"{exercise.label}.html", page)
+
+
+def beside(kit: Kit, found: Results, secret: str) -> dict[str, dict[str, str]]:
+    """What stands in grades.csv beside the points: what a person should look at, and how it was graded."""
+    same, made = report.copies(kit, found.shapes), {}
+    for student, outcomes in found.outcomes.items():
         flags = [f"{one.label}: {flag}" for one in outcomes for flag in one.flags] + same.get(student, [])
-        extra[student] = {
+        made[student] = {
             "look at": "; ".join(flags),
             "version": pdelab.__version__,
             "seed": hashlib.sha256(secret.encode()).hexdigest()[:12],
             "isolation": isolation.kind(),
         }
-        page = report.feedback(kit, student, outcomes, marked.get(student, {}))
-        report.write(out / "feedback" / f"{file_name(student)}.html", page)
-    for number, exercise in enumerate(kit.exercises):
-        if not exercise.coded:
-            answers = [(keys[student, exercise.label], found[number].answer) for student, found in graded.items()]
-            page = report.side_by_side(exercise, answers, int(secret[:8], 16))
-            report.write(out / "answers" / f"{exercise.label}.html", page)
-    text = report.table(kit, graded, extra, marked)
-    report.write(out / "grades.csv", text)
-    if to_fill := report.marks_to_fill(kit, graded, keys, marked):
-        report.write(out / "marks.csv", to_fill)
+    return made
 
-    lines = [f"{len(graded)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
+
+def summary(kit: Kit, found: Results, out: Path, given: report.Marks) -> list[str]:
+    lines = [f"{len(found.outcomes)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
     if isolation.kind() == isolation.HOOK:
         lines.append("An audit hook is no boundary: for strangers' code, grade inside a container.")
-    if unmarked := sum(not row["points"] for row in csv.DictReader(io.StringIO(to_fill))):
+    if unmarked := report.unmarked(kit, found.outcomes, given):
         lines.append(f"{unmarked} answers in words have no marks yet, so totals are partial: read {out / 'answers'},")
         lines.append(f"fill in {out / 'marks.csv'} and run the same command again.")
-    if gradebook:
-        totals = report.totals(kit, graded, marked)
-        filled, missing = report.fill(gradebook.read_text(encoding="utf-8-sig"), kit, totals, numbers)
-        report.write(out / f"filled-{gradebook.name}", filled)
-        lines.append(f"Gradebook filled: {out / f'filled-{gradebook.name}'}")
-        lines += [f"Not in the gradebook: {', '.join(missing)}"] if missing else []
     return lines
+
+
+def filled(kit: Kit, found: Results, out: Path, given: report.Marks, gradebook: Path) -> list[str]:
+    """A copy of the gradebook with its column filled, and words on it."""
+    totals = report.totals(kit, found.outcomes, given)
+    text, missing = report.fill(gradebook.read_text(encoding="utf-8-sig"), kit, totals, found.numbers)
+    path = out / f"filled-{gradebook.name}"
+    report.write(path, text)
+    return [f"Gradebook filled: {path}", *([f"Not in the gradebook: {', '.join(missing)}"] if missing else [])]
 
 
 def main() -> int:

@@ -197,7 +197,7 @@ def _reference(role: re.Match, page: str) -> str:
     if kind.startswith("cite:"):
         return _cited(kind, target)
     if kind == "doc":
-        return f"*{words or _title(target, page)}*"
+        return f"*{words or title(target, page)}*"
     name = numbers().get(target)
     if name is None or words:
         return words or target.replace("-", " ")
@@ -208,10 +208,11 @@ def _reference(role: re.Match, page: str) -> str:
 
 def _elsewhere(name: Named, page: str) -> str:
     """On which page a thing is whose number does not tell: numbers of chapters begin with the chapter's."""
-    return "" if name.page == page or pages().get(name.page) else f" of *{_title(name.page, '')}*"
+    return "" if name.page == page or pages().get(name.page) else f" of *{title(name.page)}*"
 
 
-def _title(target: str, page: str) -> str:
+def title(target: str, page: str = "") -> str:
+    """The heading of a page, named as from this page."""
     folder = page.rpartition("/")[0]
     path = (BOOK / folder / f"{target}.md").resolve()
     heading = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -187,7 +187,7 @@ def test_a_setting_leaves_the_solutions_out_of_the_pages(tmp_path):
     page = (tmp_path / "_build" / "html" / "book" / "first_look.html").read_text(encoding="utf-8")
     assert "One end of each kind" in page
     assert "Show the solution" not in page
-    assert '<span class="nf">measured_rate</span>' in page  # the check stays
+    assert '<span class="n">ghosts</span>' in page  # the check stays
     assert '<span class="nf">decay_rate</span>' not in page  # and the definition does not
 
 

@@ -1,9 +1,16 @@
 """Grading: a class of thirty submissions, each with its right outcome, and every known answer judged as in a kernel."""
 
+import ast
+import base64
+import contextlib
 import copy
 import csv
+import dataclasses
+import html
 import json
 import os
+import re
+import struct
 import zipfile
 from pathlib import Path
 
@@ -16,6 +23,8 @@ from grading import codec, isolation, report
 from grading.judge import Judge, Worker
 from grading.kit import Kit, Unknown, catalogue, facts, make
 from grading.submissions import Submission, read_class, without_magics
+
+import pdelab
 
 RATE, HALF, WORDS = "ex-first-rate", "ex-first-half", "ex-first-maximum"
 RIGHT = "def decay_rate(k, n):\n    return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"
@@ -64,6 +73,7 @@ def replaced(handed, old, new):
     return notebook
 
 
+PIPE = "import os, sys\nos.write(int(sys.argv[2]), {})\n"
 FRAMES = """import sys
 def decay_rate(k, n):
     frame = sys._getframe()
@@ -146,7 +156,7 @@ def class_of_thirty(handed):
         "pdf": b"%PDF-1.7 not a notebook",
         "duplicate": twice,
         "helper": helper,
-        "print": replaced(handed, "check.close(rate,", "print("),
+        "print": replaced(handed, "check.close(rate * mode[0],", "print("),
         "exit": answered(handed, rate="import os\ndef decay_rate(k, n):\n    os._exit(0)"),
         "import": answered(handed, rate=f"from numpy import pi\n{RIGHT}"),
         "no-metadata": plain,
@@ -164,12 +174,14 @@ def class_of_thirty(handed):
         "colab": as_colab(right),
         "empty": b"",
         "memorised": answered(handed, rate=MEMORISED),
+        "large": answered(handed, rate="def decay_rate(k, n):\n    return 'x' * (20 << 20)"),
+        "large-too": answered(handed, extra=[PIPE.format('b"[" * (20 << 20)')]),
     }
 
 
 # points for the two exercises in code, words of the feedback on the first, and words of its flags
 OUTCOMES = {
-    "right": (4, 4, "All checks passed", ""),
+    "right": (4, 4, "All checks passed", "ex-first-rate: is the book's own solution"),
     "wrong": (0, 4, "mode 1 on 8 cells", ""),
     "stubs": (0, 0, "is yours to write", ""),
     "syntax": (0, 4, "is not Python: line 1", ""),
@@ -201,6 +213,8 @@ OUTCOMES = {
     "colab": (4, 4, "All checks passed", ""),
     "empty": (0, 0, "is empty", ""),
     "memorised": (0, 4, "On other inputs", ""),
+    "large": (0, 4, "more than 16 MB", ""),
+    "large-too": (0, 0, "gave back more than 16 MB", ""),
 }
 
 
@@ -247,32 +261,116 @@ def test_feedback_shows_no_solution_no_flag_and_no_drawn_input(graded, kit):
         assert "same code" not in text
 
 
-def test_answers_in_words_stand_side_by_side_without_names(graded):
+def test_answers_stand_side_by_side_without_names(graded):
     _, folder = graded
-    text = (folder / "graded" / "answers" / f"{WORDS}.html").read_text(encoding="utf-8")
-    assert text.count("Because.") > 20
-    assert "memorised" not in text
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (folder / "graded" / "answers").glob("*.html")}
+    assert set(pages) == {RATE, HALF, WORDS}
+    assert pages[WORDS].count("Because.") > 20
+    assert "def decay_rate(k, n):\n    x = (2 * k + 1)" in pages[RATE]
+    assert not any("memorised" in text for text in pages.values())
 
 
-def test_a_second_run_grades_nothing_again_and_merges_marks(graded, kit, monkeypatch):
-    _, folder = graded
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 4, 3) + b"rest").decode()
+HUGE = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 60_000, 60_000)).decode()
+HARM = "<script>x()</script> <img src='http://far/x.png'> [a](javascript:x())"
+
+
+def read_by_a_person(kit, handed, data):
+    """The page of the first exercise, for a student who changed nothing but the words and a plot's output."""
+    notebook = answered(handed)
+    at = next(n for n, cell in enumerate(notebook.cells) if "check" in cell.metadata.get("tags", []))
+    plot = nbformat.v4.new_code_cell("plt.plot([1, 2])", outputs=[nbformat.v4.new_output("display_data", data=data)])
+    notebook.cells[at + 1 : at + 1] = [nbformat.v4.new_markdown_cell(HARM), plot]
+    submission = Submission("Ada Lovelace", "", kit, nbformat.writes(notebook).encode())
+    outcome = report.Outcome(RATE, 4, "All checks passed.", answer=submission.answer(kit.exercises[0]))
+    return report.side_by_side(kit.exercises[0], [("abc123", outcome)], 0)
+
+
+def test_words_code_and_plots_of_an_answer_reach_who_reads_it(kit, handed):
+    text = read_by_a_person(kit, handed, {"image/png": PNG, "text/html": HARM, "image/svg+xml": f"<svg>{HARM}</svg>"})
+    assert f'src="data:image/png;base64,{PNG}"' in text
+    assert "plt.plot([1, 2])" in text
+    assert text.count(html.escape(HARM)) == 1
+    assert "4 points by the machine" in text
+
+
+@pytest.mark.parametrize("data", ["PHN2Zz4=", 'x" onerror="x()', "", HUGE, "A" * (3 << 20)])
+def test_nothing_on_a_page_of_answers_runs_or_is_fetched(kit, handed, data):
+    text = read_by_a_person(kit, handed, {"image/png": data})
+    assert not re.search("<script|<img|<a |onerror=|<svg", text)
+    assert "is left out" in text
+    assert "default-src 'none'" in text
+
+
+def test_an_exercise_that_asks_has_a_place_for_words(handed):
+    """Also where the machine grades its code."""
+    cells = [cell.source for cell in handed.cells]
+    half = next(n for n, source in enumerate(cells) if f"<!-- {HALF} -->" in source)
+    words = next(n for n, source in enumerate(cells) if f"<!-- {WORDS} -->" in source)
+    assert "why must it be?" in cells[half]
+    assert [source for source in cells[half:words] if source.startswith("*Your answer")]
+
+
+def filled(folder, **changes):
+    """marks.csv of a class, filled in for one answer to the exercise in words."""
     rows = list(csv.DictReader((folder / "graded" / "marks.csv").read_text(encoding="utf-8").splitlines()))
-    rows[0]["points"] = "3"
+    assert rows[0]["label"] == WORDS
+    rows[0] |= changes
     marks = folder / "marks.csv"
-    with marks.open("w", newline="", encoding="utf-8") as file:
+    with marks.open("w", newline="", encoding="utf-8-sig") as file:  # as a spreadsheet does
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+    return marks
+
+
+def test_a_second_run_grades_nothing_again_and_merges_marks_and_comments(graded, kit, monkeypatch):
+    _, folder = graded
+    marks = filled(folder, points="3", comment="- See <p. 4>")
     monkeypatch.setattr(Judge, "outcomes", lambda *_: pytest.fail("graded again"))
-    grade.grade(kit, folder / "handed-in", folder / "graded", marks=marks)
-    text = (folder / "graded" / "grades.csv").read_text(encoding="utf-8")
-    assert [row[WORDS] for row in csv.DictReader(text.splitlines())].count("3") == 1
+    for given in (marks, None):  # the second time from the copy that is kept
+        grade.grade(kit, folder / "handed-in", folder / "graded", marks=given)
+        text = (folder / "graded" / "grades.csv").read_text(encoding="utf-8")
+        assert [row[WORDS] for row in csv.DictReader(text.splitlines())].count("3") == 1
+        pages = [path.read_text(encoding="utf-8") for path in (folder / "graded" / "feedback").glob("*.html")]
+        assert ["<p class=comment>- See &lt;p. 4&gt;</p>" in page for page in pages].count(True) == 1
 
 
-def test_a_wrong_mark_is_named_by_its_line(kit):
+def test_a_person_has_the_last_word_on_code_too(kit):
+    outcomes = [report.Outcome(one.label, one.points, "") for one in kit.exercises]
+    marks = {"ada": {RATE: report.Mark(1.0), HALF: report.Mark(None, "Why?")}}
+    assert report.totals(kit, {"ada": outcomes}, marks) == {"ada": 5.0}
+    assert report.unmarked(kit, {"ada": outcomes}, marks) == 1
+    page = report.feedback(kit, "ada", outcomes, marks["ada"])
+    assert "<b>1 of 4</b>" in page
+    assert "Why?" in page
+
+
+@pytest.mark.parametrize("change", ["grader", "package", "kit"])
+def test_another_version_or_another_assignment_is_graded_again(tmp_path, kit, handed, monkeypatch, change):
+    """And the same one is not."""
+    write(tmp_path / "handed-in", {"ada": answered(handed)})
+    count = []
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: [count.append(1), *[report.Outcome("x", 0, "")] * 3][1:])
+    for run in range(3):
+        if run == 2:
+            monkeypatch.setattr(pdelab, "__version__", "9") if change == "package" else None
+            monkeypatch.setattr("grading.kit.Path", lambda _: tmp_path / "x") if change == "grader" else None
+        changed = dataclasses.replace(kit, name="hw2") if change == "kit" and run == 2 else kit
+        grade.grade(changed, tmp_path / "handed-in", tmp_path / "graded")
+        assert len(count) == (2 if run == 2 else 1)
+
+
+@pytest.mark.parametrize("row", [f"{WORDS},abc123,99", f"{WORDS},abc123,much", f"{WORDS},nobody,1", "ex-x,abc123,1"])
+def test_a_wrong_mark_is_named_by_its_line(kit, row):
     keys = {("ada", WORDS): "abc123"}
     with pytest.raises(ValueError, match="line 2"):
-        report.read_marks(f"label,answer,points\n{WORDS},abc123,99\n", kit, keys)
+        report.read_marks(f"label,answer,points\n{row}\n", kit, keys)
+
+
+def test_marks_that_a_spreadsheet_saved_with_semicolons_are_not_passed_over(kit):
+    with pytest.raises(ValueError, match="must begin with the line label,answer,points,comment"):
+        report.read_marks(f"label;answer;points\n{WORDS};abc123;1\n", kit, {})
 
 
 CANVAS = """Student,ID,SIS User ID,Section,hw1 (123),Final
@@ -336,6 +434,8 @@ def test_the_hand_out_holds_no_solution(kit, handed):
     text = "\n".join(cell.source for cell in handed.cells)
     assert "is yours to write" in text
     assert "np.sin((k" not in text
+    assert "## Chapter 1: A first look" in text
+    assert "**Symbols.** $u_i$ are" in text
     assert not any(one.inputs in text for one in kit.exercises if one.inputs)
 
 
@@ -357,6 +457,7 @@ def test_lines_for_the_shell_are_left_out():
     assert without_magics("%%bash\nls") == ""
 
 
+ALL = catalogue()
 CODED = [(path.stem, one) for path in chapters() for one in exercises(read_source(path), path.stem) if one.coded]
 
 
@@ -451,9 +552,6 @@ def read():
     assert zipped.read_bytes() == b"answers of others"
 
 
-PIPE = "import os, sys\nos.write(int(sys.argv[2]), {})\n"
-
-
 @pytest.mark.parametrize(
     "cell",
     [
@@ -471,6 +569,87 @@ def test_no_submission_stops_the_class(kit, handed, tmp_path, cell):
     text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
     rows = {row["student"]: row for row in csv.DictReader(text.splitlines())}
     assert (rows["second"][RATE], rows["second"][HALF]) == ("4", "4")
+
+
+@pytest.mark.skipif(isolation.kind() == isolation.HOOK, reason="no namespaces here")
+def test_a_submission_that_forks_without_end_is_stopped_and_the_next_is_graded(kit, handed, tmp_path, monkeypatch):
+    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+    write(tmp_path / "handed-in", {"first": answered(handed, extra=[bomb]), "second": answered(handed)})
+    monkeypatch.setattr("grading.judge.START", 30.0)
+    grade.grade(kit, tmp_path / "handed-in", tmp_path / "graded")
+    text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
+    assert [(row[RATE], row[HALF]) for row in csv.DictReader(text.splitlines())] == [("0", "0"), ("4", "4")]
+    assert "took longer" in (tmp_path / "graded" / "feedback" / "first.html").read_text(encoding="utf-8")
+
+
+HELD = """import os, signal, subprocess
+def started():
+    count = 0
+    try:
+        while count < 2000:
+            if os.fork() == 0:
+                signal.pause()
+            count += 1
+    except OSError:
+        return count
+    return count
+
+def undone():
+    tries = (["umount", {root!r}], ["mount", "-o", "remount,bind,rw", "/"], ["unshare", "-Urm", "umount", {root!r}])
+    found = [one for one in tries if subprocess.run(one, capture_output=True).returncode == 0]
+    try:
+        open("/proc/sys/kernel/pid_max", "w").write("9999")
+    except OSError:
+        return found
+    return [*found, "pid_max"]"""
+
+
+@pytest.mark.skipif(isolation.kind() == isolation.HOOK, reason="no namespaces here")
+def test_a_submission_can_start_so_many_processes_and_not_undo_its_isolation():
+    if os.getuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
+        pytest.skip("for root, this kernel has no limit of a namespace's own")
+    worker = Worker(isolation.hidden())
+    try:
+        worker.begin("x", [], [(1, HELD.format(root=str(BOOK.parent)))])
+        assert worker.call(["x", "undone"], []) == []
+        assert 0 < worker.call(["x", "started"], []) < isolation.PROCESSES
+    finally:
+        worker.close()
+
+
+def test_a_fork_does_not_answer_beside_the_process_that_was_asked():
+    twice = (
+        "import os\ndef both():\n    return 'child' if os.fork() == 0 else 'parent'\ndef after():\n    return 'after'"
+    )
+    worker = Worker(isolation.hidden())
+    try:
+        worker.begin("x", [], [(1, twice)])
+        with contextlib.suppress(Exception):  # an audit hook does not let it fork at all
+            assert worker.call(["x", "both"], []) == "parent"
+        assert worker.call(["x", "after"], []) == "after"
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(("chapter", "one"), CODED, ids=[one.label for _, one in CODED])
+def test_what_the_page_shows_of_an_answer_is_flagged_as_an_answer(chapter, one):
+    """The book's own solution, and every function that its check compares with, under the name that is asked for."""
+    exercise = ALL[one.label]
+    kit = Kit("hw1", "0", [exercise])
+
+    def flags(source):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+        return Submission("ada", "", kit, nbformat.writes(notebook).encode()).flags(exercise)
+
+    solution = "\n\n".join(exercise.solutions)
+    assert "is the book's own solution" in flags(f"# mine\n{solution}")
+    assert "is the book's own solution" not in flags("\n\n".join(exercise.stubs))
+    held = [node for source in exercise.checks for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    for node in held:
+        words = f"uses the check's {node.name}"
+        assert words in flags(f"{exercise.names[0]} = {node.name}")
+        node.name = exercise.names[0]
+        assert words in flags(ast.unparse(node))
 
 
 def test_students_of_one_name_or_in_folders_of_one_name_stay_apart(tmp_path, kit, handed):
@@ -505,6 +684,7 @@ def test_exercises_yml_is_complete():
         assert facts_of["points"] > 0
         assert exercise.coded or facts_of["rubric"]
         assert exercise.coded or not exercise.inputs
+        assert exercise.symbols
     for chapter, aims in held["aims"].items():
         assert 3 <= len(aims) <= 5
         assert {held["exercises"][one.label]["aim"] for one in known.values() if one.chapter == chapter} == set(aims)

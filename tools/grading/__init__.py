@@ -6,5 +6,5 @@ codec         values that travel between the two processes: JSON and npy, never 
 worker        runs one submission's cells and answers calls; it holds no check and no solution
 isolation     what a worker cannot reach, the strongest that this machine offers
 judge         runs the official checks on the answers of a worker
-report        grades.csv, feedback for each student, answers in words side by side, gradebooks filled in
+report        grades.csv, feedback for each student, answers side by side, gradebooks filled in
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 LONGEST = 64 << 20  # bytes of one message
+REPLY = 16 << 20  # and of one from a submission, which may need 25 times as much once it is read
 
 
 class CannotTravel(TypeError):
@@ -125,7 +126,7 @@ def _packed(array: np.ndarray) -> str:
 
 
 def _unpacked(text: str, tensor: bool):
-    array = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    array = np.lib.format.read_array(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
     if not tensor:
         return array
     import torch
@@ -133,9 +134,9 @@ def _unpacked(text: str, tensor: bool):
     return torch.from_numpy(array.copy())
 
 
-def line(message: dict) -> bytes:
+def line(message: dict, longest: int = LONGEST) -> bytes:
     """One message, ready to be written."""
     text = json.dumps(message).encode() + b"\n"
-    if len(text) > LONGEST:
-        raise CannotTravel(f"more than {LONGEST >> 20} MB")
+    if len(text) > longest:
+        raise CannotTravel(f"more than {longest >> 20} MB")
     return text

@@ -1,7 +1,8 @@
 """What a worker cannot reach, by the strongest means that this machine has.
 
 - `namespaces`: Linux's unshare. No network, no process but its own, empty folders in place of the repository, the home
-  folder and the submissions; all else is read only, but for a folder of 64 MB. What it starts ends with it.
+  folder and the submissions; all else is read only, but for a folder of 64 MB. What it starts ends with it, and is at
+  most 400 processes, on Linux 6.14 or later or where you are not root. It has no right to undo any of this.
 - `audit hook`: Python refuses to open those folders, the network and other programs. It stops slips and curiosity; it
   is no boundary, and whoever wants to gets past it in two lines.
 
@@ -17,17 +18,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-MEMORY, PROCESSOR, FILE = 6 << 30, 120, 16 << 20  # bytes, seconds, bytes
+MEMORY, PROCESSOR, FILE, PROCESSES = 6 << 30, 120, 16 << 20, 400  # bytes, seconds, bytes, number
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
+DROP = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 NAMESPACES, HOOK = "namespaces", "audit hook"
 
 
 @cache
 def kind() -> str:
     """Which means there is."""
-    if shutil.which("unshare") is None:
+    if not all(map(shutil.which, ("unshare", "setpriv", "prlimit"))):
         return HOOK
-    tried = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=20)
+    tries = f"mount -t tmpfs none /mnt && {shlex.join(DROP)} true"
+    tried = subprocess.run([*UNSHARE, "sh", "-c", tries], capture_output=True, timeout=20)
     return HOOK if tried.returncode else NAMESPACES
 
 
@@ -67,9 +70,13 @@ def command(folders: Sequence[Path], read: int, write: int) -> list[str]:
     # nothing but its own folder can be written: a submission that rewrites the library would run in the judge
     lines += [
         "mount -t proc none /proc",
+        # the namespace's own number where the kernel has one; elsewhere it cannot be written, and prlimit must do
+        f"echo {PROCESSES} > /proc/sys/kernel/pid_max || true",
+        "mount -o remount,bind,ro /proc",
         "mount --rbind / /",
         "mount -o remount,bind,ro /",
-        "exec " + shlex.join(start),
+        # root in here, without the right to mount: or it would look below what hides the folders
+        "exec " + shlex.join(["prlimit", f"--nproc={PROCESSES}", *DROP, *start]),
     ]
     return [*UNSHARE, "sh", "-c", "\n".join(lines)]
 

@@ -60,7 +60,7 @@ class Worker:
         for end in theirs:
             os.close(end)
         self.read, self.write = ours
-        self.buffer = b""
+        self.buffer = bytearray()
         self.codec = codec.Codec(self.call, objects=True, reads_objects=False)
 
         try:
@@ -140,10 +140,13 @@ class Worker:
                 self.stop()
                 raise TimeoutError(f"took longer than {seconds:g} seconds")
             part = os.read(self.read, 1 << 20)
-            if not part or len(self.buffer) > codec.LONGEST:
+            if not part:
                 self.stop()
                 raise Ended("ended the process, ran out of memory, or used up the time of the processor")
             self.buffer += part
+            if len(self.buffer) > codec.REPLY:  # in memory, and read as JSON, it would be far more
+                self.stop()
+                raise Ended(f"gave back more than {codec.REPLY >> 20} MB")
         text, _, self.buffer = self.buffer.partition(b"\n")
         try:
             message = json.loads(text)
@@ -214,7 +217,7 @@ class Outcome:
     points: float
     words: str
     flags: list[str] = field(default_factory=list)
-    answer: str = ""  # in words, or the code of the answer
+    answer: list[tuple[str, str]] = field(default_factory=list)  # (kind, content) of what a person may read
     seconds: float = 0.0
 
 
@@ -262,6 +265,7 @@ class Judge:
                 started = time.monotonic()
                 try:
                     outcome = self._outcome(exercise, submission, running)
+                    outcome.answer = submission.answer(exercise)
                 except CannotStart:
                     raise
                 except Exception as error:  # whatever one submission does, the next is graded
@@ -277,12 +281,11 @@ class Judge:
         if submission.fault:
             return Outcome(exercise.label, 0, submission.fault)
         if not exercise.coded:
-            words = submission.words(exercise)
-            said = "Your answer is read by a person." if words else "There is no answer in words here."
-            return Outcome(exercise.label, 0, said, answer=words)
+            said = "Your answer is read by a person." if submission.answer(exercise) else "There is no answer here."
+            return Outcome(exercise.label, 0, said)
 
         self._setup(exercise)  # before a line of the submission runs
-        flags, answer = submission.flags(exercise), submission.code(exercise)
+        flags = submission.flags(exercise)
         try:
             worker = running.worker(exercise)
             part = worker.parts[exercise.chapter]
@@ -290,13 +293,13 @@ class Judge:
             notes = [*submission.notes, *problems]
             missing = [name for name in exercise.names if name not in part["functions"]]
             if missing:
-                return Outcome(exercise.label, 0, _missing(missing[0], submission, notes), flags, answer)
+                return Outcome(exercise.label, 0, _missing(missing[0], submission, notes), flags)
             passed, words = self._checked(exercise, worker)
         except (TimeoutError, Ended) as error:
-            return Outcome(exercise.label, 0, f"Your cells {error}.", flags, answer)
+            return Outcome(exercise.label, 0, f"Your cells {error}.", flags)
         if twice := [name for name in exercise.names if submission.times(name) > 1]:
             notes.append(f"{twice[0]} is defined {submission.times(twice[0])} times; the last one counts.")
-        return Outcome(exercise.label, exercise.points * passed, " ".join([words, *notes]), flags, answer)
+        return Outcome(exercise.label, exercise.points * passed, " ".join([words, *notes]), flags)
 
     def _setup(self, exercise: Exercise) -> dict:
         """The names that the exercise's chapter begins with, run once for all submissions."""

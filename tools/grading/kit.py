@@ -14,6 +14,8 @@ from pathlib import Path
 import exercises as book
 import yaml
 
+import pdelab
+
 TITLE = re.compile(r"^`+\{exercise\} (.*)$", re.MULTILINE)
 
 
@@ -23,7 +25,10 @@ class Unknown(ValueError):
 
 @dataclass
 class Exercise:
-    """One exercise as the judge needs it. names: the functions asked for, none where the answer is in words."""
+    """One exercise as the judge needs it. names: the functions asked for, none where the answer is in words.
+
+    symbols: what the letters of its chapter stand for, in one line.
+    """
 
     label: str
     title: str
@@ -39,10 +44,16 @@ class Exercise:
     inputs: str = ""
     forbidden: list[str] = field(default_factory=list)
     rubric: str = ""
+    symbols: str = ""
 
     @property
     def coded(self) -> bool:
         return bool(self.names)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it wants words, beside code or alone: it has a question that is no hint."""
+        return "?" in self.text.partition("{admonition}")[0]
 
     def seed(self, secret: str) -> bytes:
         """From which further inputs are drawn: the same for a whole class, and another in another course."""
@@ -74,6 +85,13 @@ class Kit:
         """Code that was handed out and is no answer: setup, starters and checks, without white space around lines."""
         return {bare(source) for one in self.exercises for source in (*one.setup, *one.starters, *one.checks)}
 
+    @property
+    def checksum(self) -> str:
+        """Of all that outcomes depend on here: the assignment, and the package and the grader that run it."""
+        code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+        own = json.dumps(asdict(self), sort_keys=True).encode()
+        return hashlib.sha256(b"\0".join([own, pdelab.__version__.encode(), *code])).hexdigest()
+
 
 def bare(source: str) -> str:
     """Code without blank lines and white space at the ends of lines, which editors and exports change."""
@@ -83,15 +101,17 @@ def bare(source: str) -> str:
 def facts(folder: Path) -> dict:
     """What exercises.yml of a folder says: aims by chapter, and points, inputs and so on by label."""
     path = folder / "exercises.yml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"aims": {}, "exercises": {}}
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def catalogue(private: Path | None = None) -> dict[str, Exercise]:
     """Every exercise of the book by its label, and those of the instructor's folder."""
-    known = facts(book.BOOK)["exercises"] | (facts(private)["exercises"] if private else {})
+    held = [facts(folder) for folder in (book.BOOK, private) if folder]
+    known = {label: own for one in held for label, own in one.get("exercises", {}).items()}
+    symbols = {chapter: own for one in held for chapter, own in one.get("symbols", {}).items()}
     found = {}
     for path in [*book.chapters(), *(sorted(private.glob("*.md")) if private else ())]:
-        for exercise in _of(path, known):
+        for exercise in _of(path, known, symbols.get(path.stem, "")):
             if exercise.label in found:
                 raise ValueError(
                     f"the label {exercise.label} stands in {found[exercise.label].chapter} and {path.name}"
@@ -100,12 +120,13 @@ def catalogue(private: Path | None = None) -> dict[str, Exercise]:
     return found
 
 
-def _of(path: Path, known: dict) -> Iterator[Exercise]:
+def _of(path: Path, known: dict, symbols: str) -> Iterator[Exercise]:
     """The exercises of one source; what exercises.yml says of them, or for private ones a point each."""
     notebook = book.read_source(path)
-    texts = [
-        cell.source for cell in notebook.cells if cell.cell_type == "markdown" and book.EXERCISE.search(cell.source)
+    marked = [
+        (cell.source, book.EXERCISE.search(cell.source)) for cell in notebook.cells if cell.cell_type == "markdown"
     ]
+    texts = [source[begins.start() :] for source, begins in marked if begins]  # without the section that ends there
     setup = [cell.source for cell in book.setup_cells(notebook)]
     for one, text in zip(book.exercises(notebook, path.stem), texts, strict=True):
         own = known.get(one.label, {})
@@ -125,6 +146,7 @@ def _of(path: Path, known: dict) -> Iterator[Exercise]:
             inputs=own.get("inputs", ""),
             forbidden=own.get("not", []),
             rubric=own.get("rubric", ""),
+            symbols=symbols,
         )
 
 

@@ -1,11 +1,15 @@
 """The notebooks of a class, however they were exported, and what in them is the student's."""
 
 import ast
+import base64
+import binascii
+import contextlib
 import json
 import re
+import struct
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -13,9 +17,11 @@ from pathlib import Path, PurePosixPath
 from grading.kit import Exercise, Kit, bare
 
 LARGEST = 500 << 20  # bytes of one notebook
-MARK = re.compile(r"<!-- (ex-[\w-]+) -->")
+PICTURE, PIXELS, PICTURES = 2 << 20, 30_000_000, 12  # bytes and pixels of one, and how many of one answer are shown
+MARK = re.compile(r"<!-- (ex-[\w-]+|chapter) -->")
 MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?$")
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?:_LATE)?_(?P<id>\d+)_\d+_")
+TOO_LARGE = f"(A picture of more than {PICTURE >> 20} MB, or none at all, is left out: look into the notebook.)"
 SUSPECT = ("exec", "eval", "open", "compile", "__import__", "getattr", "globals")
 
 
@@ -96,18 +102,23 @@ class Submission:
         last = {node.name: node for node in self.functions if node.name in exercise.names}
         return "\n\n\n".join(ast.unparse(last[name]) for name in exercise.names if name in last)
 
-    def words(self, exercise: Exercise) -> str:
-        """The student's text between the exercise and the next one."""
-        found, inside = [], False
+    def answer(self, exercise: Exercise) -> list[tuple[str, str]]:
+        """What a person reads: text, code and pictures between the exercise and the next one, as (kind, content)."""
+        found, inside, stubs = [], False, {bare(source) for source in ("\n".join(exercise.stubs), *exercise.stubs)}
         for cell in self._read[0]:
-            if cell["kind"] != "markdown":
-                continue
-            if mark := MARK.search(cell["source"]):
+            source = cell["source"]
+            if cell["kind"] == "markdown" and (mark := MARK.search(source)):
                 inside = mark[1] == exercise.label
-                continue
+            elif inside and cell["kind"] == "markdown":
+                found.append(("text", re.sub(r"^\*Your answer[^*\n]*:\*", "", source.strip()).strip()))
+            elif inside and bare(source) not in self.kit.given | stubs:
+                found.append(("code", source.strip()))
             if inside:
-                found.append(re.sub(r"^\*Your answer:\*\s*", "", cell["source"].strip()))
-        return "\n\n".join(part for part in found if part)
+                found += [("picture", one) if _shown(one) else ("text", TOO_LARGE) for one in cell["pictures"]]
+        if exercise.coded and not any(kind == "code" for kind, _ in found):  # it stands elsewhere
+            found.append(("code", self.code(exercise)))
+        pictures = [one for one in found if one[0] == "picture"][PICTURES:]
+        return [one for one in found if one[1] and one not in pictures]
 
     def flags(self, exercise: Exercise) -> list[str]:
         """What a person should look at; never a deduction."""
@@ -119,17 +130,31 @@ class Submission:
         targets = [t for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets]
         if any(ast.unparse(target).split(".")[0] == "check" for target in targets):
             found.append("changes the check")
+        if self.shape(exercise) == shape(_parsed(exercise.solutions), exercise.names):
+            found.append("is the book's own solution")
+        own = {shape([node], [node.name]) for node in self.functions}
+        for node in _parsed(exercise.checks):  # a second way to the answer stands there for all to see
+            if isinstance(node, ast.FunctionDef):
+                called = node.name in held and node.name not in self.defined
+                found += [f"uses the check's {node.name}"] if called or shape([node], [node.name]) in own else []
         return found
 
     def shape(self, exercise: Exercise) -> str:
-        """The answer without its docstrings and names of variables' places: equal for copies."""
-        made = []
-        for name in exercise.names:
-            last = next((node for node in reversed(self.functions) if node.name == name), None)
-            if last is not None:
-                body = last.body[1:] if ast.get_docstring(last) is not None else last.body
-                made.append(ast.dump(ast.Module(body, [])))
-        return "\n".join(made)
+        with contextlib.suppress(RecursionError):  # of code that is nested too deeply
+            return shape(self.functions, exercise.names)
+        return ""
+
+
+def _parsed(sources: Sequence[str]) -> list[ast.stmt]:
+    return ast.parse("\n".join(sources)).body
+
+
+def shape(nodes: Sequence[ast.stmt], names: Sequence[str]) -> str:
+    """The bodies of these functions, the last of each name, without docstrings and spacing: equal for copies."""
+    last = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+    held = [last[name] for name in names if name in last]
+    bodies = [node.body[1:] if ast.get_docstring(node) is not None else node.body for node in held]
+    return "\n".join(ast.dump(ast.Module(body, [])) for body in bodies)
 
 
 def _functions(cells: list[tuple[int, str]]) -> list[ast.FunctionDef]:
@@ -168,7 +193,28 @@ def _text(content: bytes, notes: list[str]) -> str:
 def _plain(cell: dict) -> dict:
     source = cell.get("source", cell.get("input", ""))
     source = "".join(source) if isinstance(source, list) else source
-    return {"kind": cell["cell_type"], "source": source.replace("\r\n", "\n").replace("\r", "\n")}
+    plain = source.replace("\r\n", "\n").replace("\r", "\n")
+    return {"kind": cell["cell_type"], "source": plain, "pictures": _pictures(cell)}
+
+
+def _pictures(cell: dict) -> list[str]:
+    """The PNGs that a cell shows or has attached, as base64; every other kind can hold a script or an address."""
+    try:
+        held = [output.get("data", {}) for output in cell.get("outputs", [])] + [*cell.get("attachments", {}).values()]
+        found = [one["image/png"] for one in held if "image/png" in one]
+        return ["".join("".join(one).split()) for one in found]
+    except (AttributeError, TypeError):
+        return []
+
+
+def _shown(picture: str) -> bool:
+    """Whether it is a PNG, and no larger than a page can bear."""
+    try:
+        head = base64.b64decode(picture, validate=True)[:24] if len(picture) * 3 // 4 <= PICTURE else b""
+        width, height = struct.unpack(">II", head[16:24])
+    except (binascii.Error, struct.error, ValueError):
+        return False
+    return head.startswith(b"\x89PNG\r\n\x1a\n") and width * height <= PIXELS
 
 
 def without_magics(source: str) -> str:

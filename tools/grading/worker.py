@@ -27,8 +27,17 @@ class Worker:
         self.setups: dict[tuple[str, ...], dict] = {}
 
     def send(self, message: dict) -> None:
-        self.write.write(codec.line(message))
+        try:
+            text = codec.line(message, codec.REPLY)
+        except codec.CannotTravel as error:
+            text = codec.line({"answer": None, "error": "CannotTravel", "text": str(error)})
+        self.write.write(text)
         self.write.flush()
+
+    def leave(self) -> None:
+        """What a submission forks has no say: it would answer beside the process that was asked."""
+        os.close(self.read.fileno())
+        os.close(self.write.fileno())
 
     def receive(self) -> dict:
         text = self.read.readline()
@@ -115,6 +124,7 @@ def main() -> None:
     matplotlib.use("Agg")
     torch.set_num_threads(1)
     worker = Worker(*map(int, sys.argv[1:]))
+    os.register_at_fork(after_in_child=worker.leave)
     worker.send({"ready": True})
     folders = worker.receive()
     if folders["hidden"]:
