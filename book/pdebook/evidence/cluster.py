@@ -75,7 +75,7 @@ class Cluster:
 def connected(address: str) -> Iterator[Cluster]:
     """The cluster whose scheduler has this address."""
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = Client(address, set_as_default=False)
     except (OSError, ValueError) as error:
         words = f"no scheduler answers at --cluster {address}; `dask scheduler` starts one and prints its address"
         raise ConnectionError(words) from error
