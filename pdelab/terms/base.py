@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_state, same_shape
 from pdelab.formulas import keep_real
@@ -84,3 +84,8 @@ class _Function(Term):
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_state(u, mask)
         return keep_real(self.takes.rate(self.f, keep_real(u, mask), t, mask), mask)
+
+
+def scaled(factor: float | Tensor, x: Tensor) -> Tensor:
+    """factor · x; x itself if the factor is the number 1, as in a usual Transformer, where the product costs time."""
+    return x if not isinstance(factor, Tensor) and factor == 1 else factor * x

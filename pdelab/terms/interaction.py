@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pdelab.field import Field, Mask, check_field, check_number, check_state, precise
 from pdelab.formulas import attention_contraction, attention_lipschitz, keep_real, norm2
 from pdelab.options import flags, positive, whole
-from pdelab.terms.base import Term
+from pdelab.terms.base import Term, scaled
 
 
 class Interaction(Term):
@@ -81,7 +81,7 @@ class Interaction(Term):
 
     def _join(self, mixed: Tensor, u: Field) -> Field:
         """The rate from what each head has read, (batch, head, token, head width)."""
-        rate = self.strength * self.out(mixed.transpose(1, 2).flatten(2))  # (batch, token, width)
+        rate = scaled(self.strength, self.out(mixed.transpose(1, 2).flatten(2)))  # (batch, token, width)
         return rate - u if self.leak else rate
 
     def leaked(self, u: Field, mask: Mask | None = None) -> Field | None:

@@ -23,7 +23,7 @@ from pdelab.field import (
 )
 from pdelab.formulas import keep_real
 from pdelab.options import flags, instance, whole
-from pdelab.terms.base import Term
+from pdelab.terms.base import Term, scaled
 
 
 def _check(strength: float, eps: float) -> None:
@@ -113,7 +113,7 @@ class LayerNormRate(Term):
     def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
         check_state(u, mask, self.width, self.norm)
         u = keep_real(u, mask)
-        return self.strength * keep_real(self.norm(u) - u, mask)
+        return scaled(self.strength, keep_real(self.norm(u) - u, mask))
 
 
 class PreNorm(Term):
