@@ -1,100 +1,59 @@
-"""Mutual information by nearest neighbours: pdelab's `ksg` beside infomeasure's, in one run.
+"""Mutual information by nearest neighbours: `ksg` beside infomeasure's and, of one feature each, scikit-learn's.
 
-    python benchmarks/information.py               a minute or two on a quiet machine
-
-Both compute the same estimator on the same float32 samples with k = 3; repeats are interleaved, and the ratio is of one
-pair. Memory is the most that a process of its own grew during the call, seen every millisecond (Linux).
+All compute the same estimator with k = 3 on the same float32 samples; none measures an error. Memory is the most that
+the process grew during a call.
 """
 
-import argparse
-import multiprocessing
-import os
-import statistics
-import threading
-import time
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
-import torch
-from infomeasure import mutual_information
+from harness import Row, compare, peak_memory, peer
+from torch import Tensor
 
 from pdelab.metrics.information import ksg
 from pdelab.seeds import normal
 
-SIZES = ((2_000, 16), (2_000, 1), (10_000, 16))
+SAME = 1e-4  # the peers take distances in float64, where a few are in another order
+MOST = 100  # MB
 
 
-def pair(n: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """d independent pairs with correlation 0.5."""
-    x, z = (normal(0, name, n, d, size=(n, d)).float() for name in ("x", "z"))
-    return x, 0.5 * x + 0.75**0.5 * z
+def pair(n: int, d: int) -> tuple[Tensor, Tensor]:
+    """d independent pairs with correlation 0.5, each feature of variance 1."""
+    x, z = (normal(0, name, n, d, size=(n, d)) for name in ("x", "z"))
+    y = 0.5 * x + 0.75**0.5 * z
+    return (x / x.std(0, correction=0)).float(), (y / y.std(0, correction=0)).float()
 
 
-def ours(x: torch.Tensor, y: torch.Tensor) -> float:
-    return ksg(x, y, k=3, splits=0).value  # neither measures an error
+def rows(device: str, quick: bool) -> Iterator[Row]:
+    infomeasure, sklearn = peer("infomeasure"), peer("sklearn.feature_selection")
 
+    def ours(x: Tensor, y: Tensor) -> float:
+        return ksg(x.to(device), y.to(device), splits=0).value
 
-def theirs(x: torch.Tensor, y: torch.Tensor) -> float:
-    return float(mutual_information(x.numpy(), y.numpy(), approach="metric", k=3, noise_level=0))
+    def metric(x: Tensor, y: Tensor) -> float:
+        return float(infomeasure.mutual_information(x.numpy(), y.numpy(), approach="metric", k=3, noise_level=0))
 
+    def regression(x: Tensor, y: Tensor) -> float:  # it scales the samples, adds noise of 1e-10, and cuts at 0
+        return float(sklearn.mutual_info_regression(x.numpy(), y.numpy()[:, 0], n_neighbors=3, random_state=0)[0])
 
-def timed(estimate, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    begun = time.perf_counter()
-    value = estimate(x, y)
-    return time.perf_counter() - begun, value
-
-
-def size() -> float:
-    """What this process holds in memory, in MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def in_a_process(f, *arguments) -> float:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(f, arguments)
-
-
-def growth(estimate, n: int, d: int) -> float:
-    """The most memory that the call held beyond what was there before, in MB; NaN where there is no /proc."""
-    if not Path("/proc/self/statm").exists():
-        return float("nan")
-    torch.set_num_threads(1)
-    x, y = pair(n, d)
-    estimate(*pair(200, d))  # loads and compiles
-    done, seen = threading.Event(), [size()]
-
-    def watch() -> None:
-        while not done.wait(1e-3):
-            seen.append(size())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    estimate(x, y)
-    done.set()
-    watcher.join()
-    return max(seen) - seen[0]
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--threads", type=int, default=1)
-    chosen = options.parse_args()
-    torch.set_num_threads(chosen.threads)
-    print(
-        f"torch {torch.__version__}, {chosen.threads} thread(s), {chosen.repeats} interleaved repeats (1 at n = 10,000)"
-    )
-    for n, d in SIZES:
-        x, y = pair(n, d)
-        pairs = [(timed(ours, x, y), timed(theirs, x, y)) for _ in range(1 if n > 5_000 else chosen.repeats)]
-        ratios = sorted(own[0] / peer[0] for own, peer in pairs)
-        own, peer = (statistics.median(one[i][0] for one in pairs) for i in (0, 1))
-        memory = [in_a_process(growth, estimate, n, d) for estimate in (ours, theirs)]
-        print(
-            f"n = {n:,}, {d} + {d} features: {own:.2f} s beside {peer:.2f} s, ratio {statistics.median(ratios):.3f} "
-            f"[{ratios[0]:.3f}, {ratios[-1]:.3f}]; memory +{memory[0]:.0f} MB beside +{memory[1]:.0f} MB; "
-            f"values {pairs[0][0][1]:.4f} and {pairs[0][1][1]:.4f}"
+    for d, name, theirs, target in (
+        (16, "infomeasure", metric, "≤ 0.05"),
+        (1, "infomeasure", metric, "≤ 0.7"),
+        (1, "scikit-learn", regression, "≤ 0.35"),
+    ):
+        given = pair(2_000, d)
+        yield compare(
+            f"KSG, {d} + {d} features, 2,000 samples",
+            name,
+            partial(ours, *given),
+            partial(theirs, *given),
+            target=target,
+            repeats=3 if quick else 15,
+            device=device,
+            agree=SAME,
         )
 
-
-if __name__ == "__main__":
-    main()
+    x, y = (v.to(device) for v in pair(1_000 if quick else 10_000, 16))
+    held = peak_memory(lambda: ksg(x, y, splits=0), device) / 2**20
+    work, note = f"KSG, 16 + 16 features, {len(x):,} samples: memory", f"{held:.0f} MB"
+    yield Row(work, f"{MOST} MB", *[held / MOST] * 3, target="≤ 1", note=note)

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 _EXPORTS = {
     "CorrectedStabilization": "terms.stabilization",
     "Coupling": "terms.coupling",
+    "CrankNicolson": "integrators",
     "Diffusion": "terms.diffusion",
     "Diverged": "solver",
     "Euler": "integrators",

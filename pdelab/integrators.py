@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_number, check_state, same_shape
 from pdelab.options import function, number, whole
+from pdelab.terms.base import scaled
 from pdelab.terms.diffusion import Diffusion
 
 Rate = Callable[..., Field]  # F(u, t, mask) → du/dt in the shape of u
@@ -20,12 +21,17 @@ Time = float | Tensor  # one for all examples, or (batch, 1, 1)
 
 
 class Integrator(ABC):
-    """A method is its order and its step."""
+    """A method is its order and its formula, `advance`; `step` checks what it is given, as `solve` does once a run."""
 
     order: ClassVar[int]
+    one: ClassVar[bool] = False  # Δt must be one number for all examples
+
+    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
+        _check_step(rate, u, dt, mask, one=self.one)
+        return self.advance(rate, u, t, dt, mask)
 
     @abstractmethod
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field: ...
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field: ...
 
 
 def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None, *, one: bool = False) -> None:
@@ -45,8 +51,7 @@ class Euler(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         return u + dt * same_shape(rate(u, t, mask), u, "rate")
 
 
@@ -55,8 +60,7 @@ class Heun(Integrator):
 
     order: ClassVar[int] = 2
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         k1 = same_shape(rate(u, t, mask), u, "rate")
         k2 = rate(u + dt * k1, t + dt, mask)
         return u + dt / 2 * (k1 + k2)
@@ -67,8 +71,7 @@ class RK4(Integrator):
 
     order: ClassVar[int] = 4
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         return _kutta(rate, u, t, dt, mask)
 
 
@@ -103,10 +106,9 @@ class LieEuler(Integrator):
 
     order: ClassVar[int] = 1
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         for term in terms_of(rate, t, self):
-            u = u + dt * term(u, t, mask)
+            u = u + scaled(dt, term(u, t, mask))
         return u
 
 
@@ -115,25 +117,37 @@ class Strang(Integrator):
 
     order: ClassVar[int] = 2
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         *before, last = terms_of(rate, t, self)
-        heun = Heun()
         for term in before:
-            u = heun.step(term, u, t, dt / 2, mask)
-        u = heun.step(last, u, t, dt, mask)
+            u = self._one(term, u, t, dt / 2, mask)
+        u = self._one(last, u, t, dt, mask)
         for term in reversed(before):
-            u = heun.step(term, u, t + dt / 2, dt / 2, mask)
+            u = self._one(term, u, t + dt / 2, dt / 2, mask)
         return u
+
+    def _one(self, term: nn.Module, u: Field, t: Time, dt: Time, mask: Mask | None) -> Field:
+        return Heun().advance(term, u, t, dt, mask)
+
+
+class CrankNicolson(Strang):
+    """The sweep of Strang with diffusion by Crank–Nicolson: bounded however fast it is, and still of order 2."""
+
+    one: ClassVar[bool] = True
+
+    def _one(self, term: nn.Module, u: Field, t: Time, dt: Time, mask: Mask | None) -> Field:
+        if isinstance(term, Diffusion):
+            return term.implicit(u, float(dt), mask, order=2)
+        return super()._one(term, u, t, dt, mask)
 
 
 class ExponentialDiffusion(Integrator):
     """u⁺ = e^{Δt D∂²}(u + Δt N(u, t)): diffusion exactly, the other terms N by an Euler step."""
 
     order: ClassVar[int] = 1
+    one: ClassVar[bool] = True
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask, one=True)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:
@@ -145,9 +159,9 @@ class ImplicitDiffusion(Integrator):
     """(I − Δt D∂²) u⁺ = u + Δt N(u, t): diffusion by backward Euler, the other terms N by an Euler step."""
 
     order: ClassVar[int] = 1
+    one: ClassVar[bool] = True
 
-    def step(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        _check_step(rate, u, dt, mask, one=True)
+    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
         diffusions, others = split_diffusion(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in others)
         for diffusion in diffusions:

@@ -1,11 +1,14 @@
 """solve: from u₀ to every state along the depth."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_field, check_like, keep_real, same_shape
@@ -98,6 +101,7 @@ def solve(
     keep: Callable[[Field], Any] | None = None,
     attention: bool = False,
     throw: bool = False,
+    recompute: bool = False,
 ) -> Trajectory:
     """du/dt = F(u, t), u(0) = u₀: `steps` steps of size Δt, every state kept.
 
@@ -106,41 +110,122 @@ def solve(
     keep: a statistic to store in place of each state, where memory matters.
     attention: store the maps of the interaction term at the start of each step.
     A state that is no longer finite ends the run with status DIVERGED, or raises Diverged if `throw`.
+    recompute: for the gradient store states alone, and compute the rest again where backward needs it: the same
+    gradient, of weights too, for one more run in time, in memory that grows with √steps where `keep` stores little, and
+    by one state a step where every state is kept. f must be a Term, an equation or another Module if it has weights,
+    and there are no second derivatives.
 
     >>> run = solve(lambda u: -u, torch.ones(1, 1, 1), steps=2, dt=0.5)
     >>> [state.item() for state in run.states]
     [1.0, 0.5, 0.25]
     """
-    weights = next(f.parameters(), None) if isinstance(f, OURS) else None
-    u0 = check_field(u0, "u0", mask=mask, weights=weights)
+    u0 = check_field(u0, "u0", mask=mask, weights=next(f.parameters(), None) if isinstance(f, OURS) else None)
     steps, dt = whole("steps", steps, most=10**9), float(positive("dt", dt))
-    flags(attention=attention, throw=throw)
+    flags(attention=attention, throw=throw, recompute=recompute)
     integrator = Euler() if integrator is None else integrator
     instance("integrator", integrator, Integrator)
     rate = _as_rate(f)
     if isinstance(f, Layered):
         _check_layers(f, steps, dt)
-    keep = (lambda u: u) if keep is None else function("keep", keep)
-    u, times, states, maps = u0, [0.0], [keep(u0)], []
+    kept = (lambda u: u) if keep is None else function("keep", keep)
+    recompute, length = recompute and torch.is_grad_enabled() and not u0.is_meta, 1
+    if recompute:
+        _refuse_other_weights(_weights(f, 0.0, dt), integrator.advance(rate, u0.detach(), 0.0, dt, mask))
+        length = 1 if keep is None else math.isqrt(steps) // 2 or 1  # where every state is kept, each is a start
 
-    def trajectory(status: Status, stopped_at: int | None = None) -> Trajectory:
-        seen = tuple(maps) if attention else None
-        return Trajectory(tuple(times), tuple(states), u, status, stopped_at, seen, mask)
+    def part(u: Field, first: int) -> list[Field]:
+        """The states after the next `length` steps, while they are finite."""
+        found = []
+        for step in range(first, min(first + length, steps)):
+            u = same_shape(integrator.advance(rate, u, step * dt, dt, mask), u)
+            if not _finite(u):
+                break
+            found.append(u)
+        return found
 
-    for step in range(1, steps + 1):
+    u, states, maps, ahead = u0, [kept(u0)], [], iter(())
+    for step in range(steps):
         if attention:
-            maps.append(_maps(rate, u, times[-1], mask))
-        after = same_shape(integrator.step(rate, u, times[-1], dt, mask), u)
-        if not after.is_meta and not torch.isfinite(after).all():
-            if throw:
-                raise Diverged(
-                    f"the state is not finite after step {step} of {steps} (t = {step * dt:.4g}); try a smaller dt"
-                )
-            return trajectory(Status.DIVERGED, step)
+            maps.append(_maps(rate, u, step * dt, mask))
+        if step % length == 0:
+            weights = _weights(f, step * dt, (step + length) * dt) if recompute else ()
+            ahead = iter(_Recomputed.apply(part, step, u, *weights) if recompute else part(u, step))
+        after = next(ahead, None)
+        if after is None:
+            break
         u = after
-        times.append(step * dt)
-        states.append(keep(u))
-    return trajectory(Status.FINISHED)
+        states.append(kept(u))
+
+    stopped_at = len(states) if len(states) <= steps else None
+    if stopped_at and throw:
+        raise Diverged(
+            f"the state is not finite after step {stopped_at} of {steps} (t = {stopped_at * dt:.4g}); try a smaller dt"
+        )
+    status = Status.DIVERGED if stopped_at else Status.FINISHED
+    times = tuple(step * dt for step in range(len(states)))
+    return Trajectory(times, tuple(states), u, status, stopped_at, tuple(maps) if attention else None, mask)
+
+
+def _finite(u: Field) -> bool:
+    """Whether every entry is: their sum is a quick look, which only an overflow deceives."""
+    return u.is_meta or math.isfinite(u.detach().sum().item()) or bool(torch.isfinite(u).all())
+
+
+def _weights(f: Rate, start: float, end: float) -> list[Tensor]:
+    """The parameters and buffers that want a gradient, of the layers that act between two times if f has layers."""
+    if isinstance(f, Layered):
+        first, last = f._place(start)[0], f._place(end)[0]
+        f = f.equations[first : last + 2]  # the last may be joined to the next by a line
+    known = [*f.parameters(), *f.buffers()] if isinstance(f, torch.nn.Module) else []
+    return [weight for weight in known if weight.requires_grad]
+
+
+def _refuse_other_weights(known: list[Tensor], after: Field) -> None:
+    """Refuse a step in whose graph there is a weight that is not among the known: its gradient would be lost."""
+    seen, todo = {weight.grad_fn for weight in known}, [after.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not any(leaf is weight for weight in known):
+            raise ValueError(
+                f"recompute=True needs every weight of f as its parameter, and a tensor {tuple(leaf.shape)} that "
+                "requires a gradient is none; give f as a Term, an equation or a torch.nn.Module"
+            )
+        todo += [before for before, _ in node.next_functions]
+
+
+class _Recomputed(torch.autograd.Function):
+    """The states that part(u, step) gives; their graph is made when backward comes by, and gone behind it.
+
+    torch.utils.checkpoint makes the nodes of that graph in forward already: between so many small pieces freed memory
+    is not used again, and on a CPU the process grows to several times the size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Callable, step: int, u: Field, *weights: Tensor) -> tuple[Field, ...]:
+        kind = u.device.type
+        ctx.part, ctx.step, ctx.drawn = part, step, (torch.get_rng_state(), *get_device_states(u))
+        ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.save_for_backward(u, *weights)
+        ctx.set_materialize_grads(False)
+        return tuple(part(u, step))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        u, *weights = ctx.saved_tensors
+        drawn, devices, states = ctx.drawn
+        start = u.detach().requires_grad_()
+        with torch.enable_grad(), ctx.autocast, torch.random.fork_rng(devices):
+            torch.set_rng_state(drawn)
+            set_device_states(devices, states)
+            found = ctx.part(start, ctx.step)
+
+        after, given = zip(*[pair for pair in zip(found, gradients, strict=True) if pair[1] is not None], strict=True)
+        return None, None, *torch.autograd.grad(after, [start, *weights], given, allow_unused=True)
 
 
 def _check_layers(f: Layered, steps: int, dt: float) -> None:

@@ -10,6 +10,7 @@ from pdelab import (
     RK4,
     CorrectedStabilization,
     Coupling,
+    CrankNicolson,
     Diffusion,
     Euler,
     ExponentialDiffusion,
@@ -38,7 +39,7 @@ from pdelab.terms.reaction import GatedReaction
 torch.set_num_threads(1)  # fields of a few numbers: a second thread would only be waited for
 
 WIDTH = 4
-INTEGRATORS = (Euler, Heun, RK4, LieEuler, Strang, ExponentialDiffusion, ImplicitDiffusion)
+INTEGRATORS = (Euler, Heun, RK4, LieEuler, Strang, CrankNicolson, ExponentialDiffusion, ImplicitDiffusion)
 
 
 def field(batch=2, tokens=5, width=WIDTH, seed=0, dtype=torch.float64):

@@ -319,7 +319,12 @@ CALLS = {
         pdelab.Diffusion(0.1).exact, u=state(inside=True), dt=number(0.1, -1.0), mask=padding()
     ),
     "pdelab.Diffusion.implicit": call(
-        pdelab.Diffusion(0.1).implicit, u=state(inside=True), dt=number(0.1, -1.0), mask=padding()
+        pdelab.Diffusion(0.1).implicit,
+        u=state(inside=True),
+        dt=number(0.1, -1.0),
+        mask=padding(),
+        order=size(2),
+        steps=size(3),
     ),
     "pdelab.Diffusion.largest_step": call(pdelab.Diffusion(0.1).largest_step, tokens=size(5)),
     "pdelab.FeatureDiffusion": call(
@@ -411,6 +416,7 @@ CALLS = {
             pdelab.RK4,
             pdelab.LieEuler,
             pdelab.Strang,
+            pdelab.CrankNicolson,
             pdelab.ExponentialDiffusion,
             pdelab.ImplicitDiffusion,
         )
@@ -1231,6 +1237,7 @@ UNCALLED = {
     "report": "what probe found, in test_probing",
     "pretrained.Pretrained": "texts for a tokenizer, in test_pretrained",
     "training.patience": "has no arguments",
+    "training.group": "has no arguments",
     "datasets.names": "has no arguments",
     "datasets.characters.chain": "has no arguments",
     "datasets.characters.transition": "has no arguments",

@@ -20,6 +20,7 @@ from systems import (
 )
 
 from pdelab import (
+    RK4,
     Diffusion,
     Diverged,
     Euler,
@@ -31,6 +32,7 @@ from pdelab import (
     Status,
     Trajectory,
     solve,
+    transformer,
 )
 
 
@@ -214,6 +216,126 @@ def test_every_depth_has_a_gradient(integrator, masked):
     gradients = torch.autograd.grad((run.final**2).sum(), run.states)
     real = mask if masked else torch.ones(u.shape[:2], dtype=torch.bool)
     assert all((g[real].abs().sum(dim=-1) > 0).all() for g in gradients)
+
+
+def gradients_of(f, u, *, of=lambda run: run.final.square().sum(), **options):
+    """∂loss/∂u₀ and ∂loss/∂weight for every weight of f, beside the loss."""
+    f.zero_grad()
+    start = u.clone().requires_grad_()
+    loss = of(solve(f, start, **options))
+    loss.backward()
+    return [loss.detach(), start.grad, *[torch.zeros_like(w) if w.grad is None else w.grad for w in f.parameters()]]
+
+
+RECOMPUTED = {"every state": {}, "a statistic": {"keep": lambda u: u.square().mean()}}
+
+
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
+@pytest.mark.parametrize("integrator", INTEGRATORS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("masked", [True, False])
+def test_recomputed_gradients_are_those_of_the_stored_graph(integrator, masked, kept):
+    """Of the field and of every weight, for a loss that sees what was kept on the way too."""
+    u, mask = padded(fill=0.0) if masked else (field(), None)
+
+    def loss(run):
+        return run.final.square().sum() + sum(state.sin().sum() for state in run.states)
+
+    options = {"steps": 23, "dt": 0.1, "integrator": integrator(), "mask": mask, "of": loss} | kept
+    for f in (equation(), layered(23, 0.1)):
+        stored, again = (gradients_of(f, u, recompute=recompute, **options) for recompute in (False, True))
+        for one, other in zip(stored, again, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_recomputed_gradients_reach_both_layers_that_a_line_joins():
+    f, options = layered(4, 0.1, "linear"), {"steps": 12, "dt": 0.1 / 3, "integrator": RK4()}
+    stored, again = (gradients_of(f, field(), recompute=recompute, **options) for recompute in (False, True))
+    for one, other in zip(stored, again, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_recomputed_gradients_of_a_transformer_of_384_layers_are_exact():
+    model = seeded(lambda: transformer(WIDTH, 384, 2, 6))
+    options = {"steps": 384, "dt": model.dt, "integrator": model.integrator}
+    stored = gradients_of(model.equation, field(), **options)
+    for kept in RECOMPUTED.values():
+        for one, other in zip(
+            stored, gradients_of(model.equation, field(), recompute=True, **kept, **options), strict=True
+        ):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_recomputing_keeps_no_more_of_the_insides_than_those_of_a_few_steps():
+    """The largest number of values that the graph of the run holds at any time, seen by what backward finds again."""
+
+    class Counting(torch.nn.Module):
+        inside = most = 0
+
+        def forward(self, u):
+            return _Counted.apply(u, self)
+
+    class _Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, u, counter):
+            ctx.counter = counter
+            if torch.is_grad_enabled() or ctx.needs_input_grad[0]:
+                counter.inside += 1
+                counter.most = max(counter.most, counter.inside)
+            return -u
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.counter.inside -= 1
+            return -gradient, None
+
+    for steps in (64, 256):
+        counter = Counting()
+        u = one().requires_grad_()
+        solve(counter, u, steps=steps, dt=0.01, keep=lambda u: None, recompute=True).final.sum().backward()
+        assert counter.most <= math.sqrt(steps)
+        assert u.grad.item() == pytest.approx(0.99**steps, rel=1e-12)
+
+
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
+def test_a_recomputed_run_that_diverges_is_the_same_run(kept):
+    """u⁺ = (1 − Δt)u with Δt = 1001 passes 10³⁰⁸ after step 102; what went before has its gradient."""
+    start = one().requires_grad_()
+    run = solve(lambda u: -u, start, steps=500, dt=1001.0, recompute=True, **kept)
+    assert run.status is Status.DIVERGED
+    assert run.stopped_at == len(run.states) == len(run.times) == 103
+    run.final.log10().sum().backward()
+    assert start.grad.item() == pytest.approx(1 / math.log(10))
+    with pytest.raises(Diverged, match="after step 103 of 500"):
+        solve(lambda u: -u, start, steps=500, dt=1001.0, recompute=True, throw=True, **kept)
+
+
+def test_what_is_random_draws_the_same_numbers_again():
+    noisy = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5)).double()
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        found.append(gradients_of(noisy, field(), steps=9, dt=0.1, recompute=recompute))
+        found[-1].append(torch.rand(1))  # and what comes after is not disturbed
+    for stored, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, stored, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("start", [one(), one(requires_grad=True)])
+def test_a_weight_that_recomputing_would_not_see_is_refused(start):
+    hidden = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match="recompute=True needs every weight of f as its parameter"):
+        solve(lambda u: -hidden * u, start, steps=3, dt=0.1, recompute=True)
+    with torch.no_grad():
+        assert solve(lambda u: -hidden * u, start, steps=3, dt=0.1, recompute=True).final.item() == pytest.approx(0.729)
+
+
+def test_a_coefficient_of_diffusion_that_is_learned_has_its_gradient_recomputed():
+    found = []
+    for recompute in (False, True):
+        coefficient = torch.full((WIDTH,), 0.02, dtype=torch.float64, requires_grad=True)
+        run = solve(Diffusion(coefficient), field(), steps=10, dt=0.01, recompute=recompute)
+        found.append(torch.autograd.grad(run.final.square().sum(), coefficient)[0])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,8 +1,10 @@
 """Mutual information from distances to the nearest neighbours (Kraskov, Stögbauer and Grassberger 2004)."""
 
 import math
+from collections.abc import Callable
 
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pdelab.metrics.information.estimate import Estimate, sample_pair
@@ -12,6 +14,8 @@ from pdelab.seeds import stream
 AT_ONCE = 2**18  # distances held at once, so that memory does not grow with n² and the working set stays in the cache
 PART = 500  # samples that a part has at least if n allows it, for the error
 SPLITS = 24
+SORTED = 1000  # samples of one feature each from which a tree is faster than all distances
+GROUP = 8  # rows of distances are searched in groups of so many, a power of 2
 
 
 def ksg(x: Tensor, y: Tensor, k: int = 3, *, splits: int = SPLITS) -> Estimate:
@@ -69,35 +73,88 @@ def _error(x: Tensor, y: Tensor, k: int, splits: int) -> float:
 
 def _values(xs: Tensor, ys: Tensor, k: int) -> Tensor:
     """Î of each part; xs, ys: (part, feature, sample)."""
-    parts, _, n = xs.shape
+    parts, features, n = xs.shape
     constant = torch.digamma(xs.new_tensor([float(k), float(n)])).sum()
+    if features == ys.shape[1] == 1 and n >= SORTED:
+        lines = zip(xs.squeeze(1), ys.squeeze(1), strict=True)
+        return constant - torch.stack([_sorted(x, y, k).mean() for x, y in lines])
+
     rows = max(1, AT_ONCE // n)  # of the samples, and of several parts if all of theirs fit
     together = max(1, rows // n)
     found = []
     for i in range(0, parts, together):
         here = xs[i : i + together].contiguous(), ys[i : i + together].contiguous()
-        local = [_counted(*here, range(j, min(j + rows, n)), k) for j in range(0, n, rows)]
+        local = [_compared(*here, range(j, min(j + rows, n)), k) for j in range(0, n, rows)]
         found.append(constant - torch.cat(local, dim=1).mean(dim=1))
     return torch.cat(found)
 
 
-def _counted(xs: Tensor, ys: Tensor, chosen: range, k: int) -> Tensor:
-    """ψ(n_x + 1) + ψ(n_y + 1) for the chosen samples of each part: (part, chosen)."""
-    dx, dy = _distances(xs, chosen), _distances(ys, chosen)  # (part, chosen, sample)
-    reach = torch.maximum(dx, dy).topk(k, dim=-1, largest=False).values[..., -1:]
+def _terms(reach: Tensor, k: int, near: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+    """ψ(n_x + 1) + ψ(n_y + 1) from the distances to the k-th neighbours and what counts n_x and n_y within them."""
     if not reach.is_meta and (reach == 0).any():
         raise ValueError(
             f"x and y hold {k + 1} or more equal samples; KSG needs a density (labels: discrete_information)"
         )
-    return sum(torch.digamma((d < reach).sum(dim=-1).to(xs.dtype) + 1) for d in (dx, dy))
+    return sum(torch.digamma(number.to(reach.dtype) + 1) for number in near())
+
+
+def _sorted(x: Tensor, y: Tensor, k: int) -> Tensor:
+    """The terms of the mean for one feature each, (sample,): neighbours by a tree, and x and y sorted to count."""
+    points = torch.stack([x, y], dim=1).cpu().double().numpy()
+    tree = cKDTree(points, leafsize=8, balanced_tree=False, compact_nodes=False)
+    distances, _ = tree.query(points, k=[k + 1], p=math.inf)  # the first is the sample itself
+    reach = torch.from_numpy(distances).squeeze(1).to(x)
+    return _terms(reach, k, lambda: (_within(x, reach), _within(y, reach)))
+
+
+def _within(x: Tensor, reach: Tensor) -> Tensor:
+    """How many other samples have |x_i − x_j| < ε_i: (sample,)."""
+    values, counts = torch.unique(x, return_counts=True)
+    below = torch.nn.functional.pad(counts.cumsum(0), (1, 0))  # samples below each value
+    fenced = torch.nn.functional.pad(values, (1, 1), value=torch.inf)
+
+    def inside(place: Tensor) -> Tensor:
+        return (x - fenced[place + 1]).abs() < reach
+
+    first = torch.searchsorted(values, x - reach)
+    last = torch.searchsorted(values, x + reach, right=True) - 1
+    # |x_i − x_j| and x_i ± ε_i round differently: what decides is the distance, as where all distances are computed
+    for place, outwards in ((first, -1), (last, 1)):
+        while (wrong := ~inside(place)).any():
+            place -= outwards * wrong
+        while (more := inside(place + outwards)).any():
+            place += outwards * more
+    return below[last + 1] - below[first] - 1
+
+
+def _compared(xs: Tensor, ys: Tensor, chosen: range, k: int) -> Tensor:
+    """The terms of the mean for the chosen samples of each part, (part, chosen), from all distances."""
+    dx, dy = _distances(xs, chosen), _distances(ys, chosen)  # (part, chosen, sample)
+    reach = _smallest(torch.maximum(dx, dy), k)
+    # 0 and 1 in the dtype of the distances: adding up truth values would first make whole numbers of them all
+    return _terms(reach.squeeze(-1), k, lambda: tuple(d.lt_(reach).sum(dim=-1) for d in (dx, dy)))
+
+
+def _smallest(d: Tensor, k: int) -> Tensor:
+    """The k-th smallest of each row, (…, 1): the k smallest lie in the k groups whose least are smallest."""
+    size = d.shape[-1] // GROUP
+    if size < 4 * k:
+        return d.topk(k, dim=-1, largest=False).values[..., -1:]
+    groups, rest = d[..., : GROUP * size].unflatten(-1, (GROUP, size)), d[..., GROUP * size :]  # a group is a column
+    least = groups
+    while least.shape[-2] > 1:
+        least = torch.minimum(*least.chunk(2, dim=-2))  # several times as fast as amin
+    best = least.topk(k, dim=-1, largest=False).indices.expand(*groups.shape[:-1], k)
+    few = torch.cat([groups.gather(-1, best).flatten(-2), rest], dim=-1)
+    return few.topk(k, dim=-1, largest=False).values[..., -1:]
 
 
 def _distances(xs: Tensor, chosen: range) -> Tensor:
-    """max over features of |x_i − x_j|, infinite from a sample to itself; a running maximum needs one plane, not d."""
-    largest = None
+    """max over features of |x_i − x_j|, infinite from a sample to itself; a running maximum needs two planes, not d."""
+    largest = here = None
     for all_ in xs.unbind(dim=1):  # one feature after the other: (part, sample)
-        here = (all_[:, chosen.start : chosen.stop].unsqueeze(-1) - all_.unsqueeze(1)).abs_()
-        largest = here if largest is None else torch.maximum(largest, here, out=largest)
+        here = torch.sub(all_[:, chosen.start : chosen.stop].unsqueeze(-1), all_.unsqueeze(1), out=here).abs_()
+        largest, here = (here, None) if largest is None else (torch.maximum(largest, here, out=largest), here)
     own = torch.arange(len(chosen), device=xs.device)
     largest[:, own, own + chosen.start] = torch.inf
     return largest

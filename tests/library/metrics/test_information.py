@@ -114,6 +114,47 @@ def test_ksg_is_far_too_low_in_many_dimensions():
     assert found.value < 1
 
 
+def all_distances(x, y, k):
+    """Î from the matrices of distances, by the definition."""
+    dx, dy = ((v - v.T).abs().fill_diagonal_(math.inf) for v in (x, y))
+    reach = torch.maximum(dx, dy).sort(dim=1).values[:, k - 1 : k]
+    numbers = torch.stack([(d < reach).sum(dim=1) for d in (dx, dy)]).to(x.dtype)
+    constant = torch.digamma(torch.tensor([k, len(x)], dtype=x.dtype)).sum()
+    return (constant - torch.digamma(numbers + 1).sum(dim=0).mean()).item()
+
+
+def rounded(v):
+    return (8 * v).round() / 8  # hardly a hundred values
+
+
+CLOUDS = {
+    "smooth": lambda x, y: (x, y),
+    "single precision": lambda x, y: (x.float(), y.float()),
+    "with ties": lambda x, y: (rounded(x), y),
+    "far from 0": lambda x, y: (x.float() + 1e4, y.float()),
+    "of two scales": lambda x, y: (x.sign() * x.abs() ** 40, y),
+}
+
+
+@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
+@pytest.mark.parametrize("k", [1, 3, 30])
+def test_ksg_by_sorting_is_ksg_by_comparing_all_and_its_definition(cloud, k, monkeypatch):
+    x, y = cloud(*gaussian_pair(0.6, 700))
+    found = []
+    for least in (1, 10**9):
+        monkeypatch.setattr(neighbours, "SORTED", least)
+        found.append(ksg(x, y, k=k, splits=0).value)
+    assert found[0] == found[1]
+    assert found[0] == pytest.approx(all_distances(x, y, k), abs=1e-12 if x.dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 1), (40, 3), (300, 3), (301, 9), (307, 1)])
+def test_the_smallest_are_found_in_groups_as_in_a_whole_row(n, k):
+    d = normal(24, n, size=(2, 7, n)).abs()
+    d[..., ::3] = d[..., :1]  # many are equal
+    torch.testing.assert_close(neighbours._smallest(d, k), d.sort(dim=-1).values[..., k - 1 : k], rtol=0, atol=0)
+
+
 def test_ksg_in_pieces_is_ksg_at_once(monkeypatch):
     x, y = gaussian_pair(0.6, 333, d=2)
     whole = ksg(x, y)
@@ -123,8 +164,9 @@ def test_ksg_in_pieces_is_ksg_at_once(monkeypatch):
 
 def test_ten_thousand_samples_stay_within_bounded_memory():
     """All distances at once would be 10⁸ numbers, 400 MB in float32, for x and for y each."""
-    x, y = (v.float() for v in gaussian_pair(0.6, 10_000, d=2))
-    assert _largest_tensor(lambda: ksg(x, y)) <= neighbours.AT_ONCE
+    for d in (1, 2):
+        x, y = (v.float() for v in gaussian_pair(0.6, 10_000, d=d))
+        assert _largest_tensor(lambda x=x, y=y: ksg(x, y)) <= neighbours.AT_ONCE
 
 
 def _largest_tensor(compute):
@@ -145,7 +187,9 @@ def _largest_tensor(compute):
     return Watch.largest
 
 
-def test_equal_samples_are_refused_by_ksg():
+@pytest.mark.parametrize("least", [1, 10**9])
+def test_equal_samples_are_refused_by_ksg(least, monkeypatch):
+    monkeypatch.setattr(neighbours, "SORTED", least)
     x = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     with pytest.raises(ValueError, match="4 or more equal samples"):
         ksg(x, x)

@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import solveh_banded
 from systems import (
     COEFFICIENTS,
     SEQUENCES,
@@ -122,6 +124,47 @@ def test_exact_and_implicit_are_the_functions_of_the_assembled_matrix(kind, boun
     torch.testing.assert_close(implicit @ (identity - dt * rate), identity, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
+def test_many_implicit_steps_at_once_are_as_many_solves(kind, boundary, order):
+    """Backward Euler and Crank–Nicolson, step by step with the assembled matrix."""
+    diffusion, n, dt, steps = Diffusion(COEFFICIENTS[kind], boundary), 6, 0.3, 5
+    rate, identity = matrix_of(diffusion, n, WIDTH), torch.eye(n * WIDTH, dtype=torch.float64)
+    implicit = dt / order
+    once = torch.linalg.solve(identity - implicit * rate, identity + (dt - implicit) * rate)
+    found = matrix_of(lambda u: diffusion.implicit(u, dt, order=order, steps=steps), n, WIDTH)
+    torch.testing.assert_close(found, torch.linalg.matrix_power(once, steps), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("boundary", ["reflecting", "absorbing"])
+def test_crank_nicolson_is_lapacks_banded_solve_step_by_step(boundary):
+    n, dt, steps = 256, 0.1 / 64, 64
+    end = 1.0 if boundary == "reflecting" else 3.0
+    stiffness = np.full(n, 2.0)
+    stiffness[[0, -1]] = end
+    bands = np.stack([np.full(n, -dt / 2 * n**2), 1 + dt / 2 * n**2 * stiffness])  # above the diagonal, and it
+    diffusion, u = Diffusion(1.0, boundary), field(1, n, 1)
+    theirs = u.numpy()[0]
+    for _ in range(steps):
+        right = theirs + dt / 2 * diffusion(torch.from_numpy(theirs).unsqueeze(0)).numpy()[0]
+        theirs = solveh_banded(bands, right)
+    found = diffusion.implicit(u, dt, order=2, steps=steps)[0]
+    torch.testing.assert_close(found, torch.from_numpy(theirs), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
+def test_crank_nicolson_tends_to_the_exact_flow_at_second_order(kind, boundary):
+    diffusion, time, (u, mask) = Diffusion(COEFFICIENTS[kind], boundary), 0.02, padded(fill=0.0)
+    exact = diffusion.exact(u, time, mask)
+
+    def error(steps):
+        return (diffusion.implicit(u, time / steps, mask, order=2, steps=steps) - exact).norm().item()
+
+    assert observed_order(error, (8, 16)) == pytest.approx(2, abs=0.05)
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_explicit_and_implicit_tend_to_the_exact_flow_at_first_order(kind, boundary):
@@ -164,7 +207,8 @@ def test_two_exact_steps_are_one_of_their_sum(boundary, first, second, kind):
 @given(u=fields(WIDTH), dt=st.floats(0, 2), kind=st.sampled_from(list(COEFFICIENTS)))
 def test_mass_is_conserved_where_nothing_can_leave(boundary, u, dt, kind):
     diffusion, mass = Diffusion(COEFFICIENTS[kind], boundary), u.mean(dim=1)
-    for after in (u + dt * diffusion(u), diffusion.exact(u, dt), diffusion.implicit(u, dt)):
+    crank_nicolson = diffusion.implicit(u, dt, order=2, steps=3)
+    for after in (u + dt * diffusion(u), diffusion.exact(u, dt), diffusion.implicit(u, dt), crank_nicolson):
         torch.testing.assert_close(after.mean(dim=1), mass, rtol=0, atol=1e-10)
 
 
@@ -215,6 +259,16 @@ def test_a_coefficient_of_another_shape_or_kind_is_refused(wrong):
 def test_exact_and_implicit_steps_refuse_what_is_not_a_field_of_their_width(way, u):
     with pytest.raises(ValueError, match=r"^u must have shape"):
         getattr(Diffusion(torch.ones(WIDTH)), way)(u, 0.1)
+
+
+def test_a_coefficient_has_a_gradient_through_exact_and_implicit_steps():
+    coefficient = torch.tensor([0.01, 0.02, 0.0, 0.04], dtype=torch.float64, requires_grad=True)
+    for advance in (
+        lambda d: Diffusion(d).exact(field(), 0.3),
+        lambda d: Diffusion(d).implicit(field(), 0.3, order=2, steps=3),
+        lambda d: Diffusion(torch.diag(d)).implicit(field(), 0.3, order=2, steps=3),
+    ):
+        assert torch.autograd.gradcheck(advance, coefficient, fast_mode=True)
 
 
 def test_a_grid_without_tokens_has_no_largest_step():
