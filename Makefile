@@ -1,6 +1,6 @@
 # pdelab: `make help` lists what can be done. Everything runs inside .venv, which the first command makes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test lab notebooks record editions assignment grade figures sizes versions format clean moved
+.PHONY: help book pdf test lab notebooks record editions assignment grade figures sizes bench versions format clean moved
 
 PY := .venv/bin/python
 EDITION ?= student
@@ -55,6 +55,9 @@ figures: .venv/ready  ## write the figures of the pages with captions, alt text 
 
 sizes: book  ## how long each page is to read, to look through, to load and to run: book/sizes.md
 	@$(PY) tools/sizes.py
+
+bench: .venv/ready  ## speed and memory beside the peers, a table and book/speed.md (BENCH="transformer --device cuda")
+	@$(PY) benchmarks/run.py $(if $(BENCH),$(BENCH),--page)
 
 versions: .venv/ready  ## test the library with the lowest and the newest versions allowed (TORCH=2.13.0 for one torch)
 	@$(PY) tools/versions.py $(if $(TORCH),--torch $(TORCH))

@@ -1,19 +1,16 @@
-"""ListOps at the Long Range Arena's setting: examples a second, ours and a plain recursive generator's.
-
-    python benchmarks/listops.py [--examples 300] [--repeats 7]
+"""ListOps at the Long Range Arena's setting: examples a second, ours over a plain recursive generator's.
 
 The plain generator draws one tree at a time, throws it away if its length is not accepted, and evaluates by recursion:
-once with numpy.median, as the Arena's own program does, and once with the faster sorted(). Each of the three gives
-padded arrays of symbols and the answers. They take turns, so that a busy moment of the machine hits all of them; a
-ratio compares neighbours in time. Ours makes more examples in a turn because its smallest unit is a block of draws.
+once with the fast sorted(), once with numpy.median, as the Arena's own program does. Each of the three gives
+padded arrays of symbols and the answers. Ours makes more examples in a turn: its smallest unit is a block of draws.
 """
 
-import argparse
 import random
-import statistics
-import time
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
+from harness import Row, spread, timed
 
 from pdelab.datasets.listops import GRAMMARS, SYMBOLS, generate
 
@@ -21,6 +18,22 @@ GRAMMAR = GRAMMARS["listops-arena"]
 SYMBOL = {symbol.removeprefix("["): i for i, symbol in enumerate(SYMBOLS)} | {
     i: SYMBOLS.index(str(i)) for i in range(10)
 }
+
+
+def rows(device: str, quick: bool) -> Iterator[Row]:
+    examples, repeats = (20, 2) if quick else (300, 7)
+    generate(GRAMMAR, 1000, 0)  # the first call also computes the acceptance and touches fresh memory
+    for name, median, target in (("sorted()", sorted_median, "≥30"), ("numpy.median", numpy_median, "")):
+        pairs = [
+            (rate(partial(generate, GRAMMAR), 30 * examples, seed), rate(partial(plain, median=median), examples, seed))
+            for seed in range(repeats)
+        ]
+        ratios = [ours / theirs for ours, theirs in pairs]
+        yield spread("ListOps at the Arena's setting, examples a second", f"plain recursion, {name}", ratios, target)
+
+
+def rate(make: Callable[[int, int], object], count: int, seed: int) -> float:
+    return count / timed(lambda: make(count, seed))
 
 
 def tree(depth=1):
@@ -82,37 +95,3 @@ def plain(count, seed, median):
             y[made] = value(root, median)
             made += 1
     return x, y
-
-
-def rate(make, count, seed):
-    start = time.perf_counter()
-    make(count, seed)
-    return count / (time.perf_counter() - start)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=300, help="of the plain generators in a turn; ours: 30 times")
-    parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
-    contestants = {
-        "plain, numpy.median": (lambda n, seed: plain(n, seed, numpy_median), given.examples),
-        "plain, sorted()": (lambda n, seed: plain(n, seed, sorted_median), given.examples),
-        "pdelab": (lambda n, seed: generate(GRAMMAR, n, seed), 30 * given.examples),
-    }
-    generate(GRAMMAR, 1000, 0)  # the first call also computes the acceptance and touches fresh memory
-    rates = {name: [] for name in contestants}
-    for seed in range(given.repeats):
-        for name, (make, count) in contestants.items():
-            rates[name].append(rate(make, count, seed))
-    print(f"{GRAMMAR.name}: examples a second, median of {given.repeats} [least, most]; and pdelab's ratio to it")
-    for name, own in rates.items():
-        ratio = [ours / theirs for ours, theirs in zip(rates["pdelab"], own, strict=True)]
-        print(
-            f"{name:20s} {statistics.median(own):8.0f} [{min(own):.0f}, {max(own):.0f}]"
-            f"   {statistics.median(ratio):5.1f}× [{min(ratio):.1f}, {max(ratio):.1f}]"
-        )
-
-
-if __name__ == "__main__":
-    main()

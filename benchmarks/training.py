@@ -1,17 +1,15 @@
 """One run on two threads, or two runs of one thread side by side: which trains more steps a second?
 
-    python benchmarks/training.py                  the book's five tasks, a few minutes on a quiet machine
-
 Both ways train the same two models for the same number of steps; repeats are interleaved, and the ratio is of one pair.
 """
 
-import argparse
 import dataclasses
 import multiprocessing
-import statistics
 import time
+from collections.abc import Iterator
 
 import torch
+from harness import Row, spread
 
 from pdebook.evidence.experiment import Scale, Workplace
 from pdebook.evidence.trained import TASKS, fit
@@ -58,21 +56,14 @@ def seconds(name: str, steps: int, *, processes: int, threads: int) -> float:
     return max(times)
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--steps", type=int, default=60)
-    options.add_argument("--repeats", type=int, default=3)
-    chosen = options.parse_args()
-    print(f"torch {torch.__version__}, {multiprocessing.cpu_count()} cores, {chosen.repeats} interleaved repeats")
-    for name in TASKS:
+def rows(device: str, quick: bool) -> Iterator[Row]:
+    """Seconds side by side over seconds on two threads; of two processes, so on a CPU only."""
+    if torch.device(device).type != "cpu":
+        return
+    for name in list(TASKS)[: 1 if quick else None]:
         ratios = []
-        for _ in range(chosen.repeats):
-            two_threads = seconds(name, chosen.steps, processes=1, threads=2)
-            side_by_side = seconds(name, chosen.steps, processes=2, threads=1)
-            ratios.append(two_threads / side_by_side)
-        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        print(f"{name}: side by side trains {middle:.2f} [{low:.2f}, {high:.2f}] times as many steps a second")
-
-
-if __name__ == "__main__":
-    main()
+        for _ in range(1 if quick else 3):
+            two_threads = seconds(name, 3 if quick else 60, processes=1, threads=2)
+            side_by_side = seconds(name, 3 if quick else 60, processes=2, threads=1)
+            ratios.append(side_by_side / two_threads)
+        yield spread(f"two trainings of {name} side by side", "one after the other on two threads", ratios)
