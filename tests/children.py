@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from importlib import import_module
 
 import torch
@@ -19,6 +20,18 @@ def command(*words, **options):
 def train_in_child(folder) -> None:
     torch.set_num_threads(1)
     import_module("library.test_training").run(folder)
+
+
+def train_together(rank, size, folder) -> None:
+    """One of several processes that train one model, each case of library.test_training.TOGETHER after the other."""
+    torch.set_num_threads(1)
+    tests = import_module("library.test_training")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    limit = timedelta(seconds=600)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", limit, size, rank)
+    for name in tests.TOGETHER:
+        tests.case(name, folder)
+    torch.distributed.destroy_process_group()
 
 
 def killed_at_seed_0(job, line, device, progress, threads, stop):

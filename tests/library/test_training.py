@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from children import train_in_child
+from children import train_in_child, train_together
 from scipy.stats import binomtest
 from torch import nn
 
@@ -753,3 +753,125 @@ def test_a_function_of_a_notebook_is_known_by_what_it_does():
         found.append(checkpoints.identity("look", names["look"]))
     assert len(set(found)) == 3
     assert all(one.startswith("__main__.look ") for one in found)
+
+
+class Branched(nn.Module):
+    """Examples that begin with 1 use a second layer, which the share of one process may never see."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x, mask):
+        head = x[:, :3].to(self.first.weight)
+        one, answer = head[:, :1] == 1, self.first(head)
+        return torch.where(one, answer + self.second(head), answer) if one.any() else answer
+
+
+class Infinite(nn.Module):
+    """Its loss is not finite in a step with an example that begins with 1, in the process that has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, mask):
+        head = x[:, :3].to(self.layer.weight)
+        return self.layer(head) / torch.where((head[:, :1] == 1) & self.training, 0.0, 1.0)
+
+
+def ragged() -> Dataset:
+    """The next symbol of texts of unlike length: an equal share of the examples is no equal share of the tokens."""
+    text = torch.arange(320 * 9).reshape(320, 9) % SYMBOLS
+    mask = torch.arange(8) < torch.randint(1, 9, (320, 1), generator=stream(0, "lengths"))
+    parts = (Examples(t[:, :-1], t[:, 1:], m) for t, m in ((text[:256], mask[:256]), (text[256:], mask[256:])))
+    return Dataset("ragged", "synthetic", *parts, classes=SYMBOLS, symbols=SYMBOLS)
+
+
+def beginning_with_1(every: int) -> Dataset:
+    """One example in so many begins with a 1, the others with a 2."""
+    x = DATA.train.x.clone()
+    x[:, 0] = torch.where(torch.arange(len(x)) % every == every - 1, 1, 2)
+    return dataclasses.replace(DATA, train=dataclasses.replace(DATA.train, x=x))
+
+
+TOGETHER = {
+    "classes": {"clip": 0.5},
+    "tokens": {"net": decoder, "data": ragged()},
+    "branched": {"net": Branched, "data": beginning_with_1(every=9), "batch": 4},  # in most steps of one or of none
+    "diverging": {"net": Infinite, "data": beginning_with_1(every=320)},
+}
+
+
+def case(name, folder):
+    """One training, whether this process is alone or not; what came of it is in a file of its rank."""
+    options = TOGETHER[name] | {"watch": ()}
+    torch.manual_seed(0)
+    net = options.pop("net", model)().double()
+    net, record = run(folder / name, net=net, **options)
+    rank, size = training.group()
+    kept = {"weights": net.state_dict(), "record": record.plain()}
+    torch.save(kept, folder / f"{name}-{rank}-of-{size}.pt")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The folder in which two processes trained all cases together; and that of one alone."""
+    both, alone = tmp_path_factory.mktemp("both"), tmp_path_factory.mktemp("alone")
+    context = multiprocessing.get_context("spawn")
+    pair = [context.Process(target=train_together, args=(rank, 2, both)) for rank in range(2)]
+    for one in pair:
+        one.start()
+    for name in TOGETHER:
+        case(name, alone)
+    for one in pair:
+        one.join(timeout=600)  # seconds, on a busy machine; alone it takes ten
+        one.kill()
+    assert [one.exitcode for one in pair] == [0, 0]
+    return both, alone
+
+
+def read(folder, name, rank=0, size=1):
+    return torch.load(folder / f"{name}-{rank}-of-{size}.pt")
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_two_processes_reach_the_weights_of_one_with_the_same_batch(name, together):
+    """In float64, up to the order of sums. AdamW would make steps of the rounding of float32, where a gradient is 0."""
+    both, alone = together
+    one, (first, second) = read(alone, name), (read(both, name, rank, 2) for rank in range(2))
+    torch.testing.assert_close(first["weights"], second["weights"], rtol=0, atol=0)
+    torch.testing.assert_close(first["weights"], one["weights"], rtol=1e-8, atol=1e-9)
+    for part in ("losses", "gradient_norms"):
+        assert first["record"][part] == second["record"][part]
+        assert first["record"][part] == pytest.approx(one["record"][part], rel=1e-8)
+    for part in ("status", "stopped_at", "clipped"):
+        assert first["record"][part] == second["record"][part] == one["record"][part]
+    assert first["record"]["evaluations"] == second["record"]["evaluations"]
+
+
+def test_the_cases_of_two_processes_are_those_that_could_go_wrong(together):
+    """Some steps are clipped, one process diverges while the other could go on, and answers are shared unequally."""
+    alone = together[1]
+    assert len(read(alone, "classes")["record"]["clipped"]) > 0
+    diverged = read(alone, "diverging")["record"]
+    assert (diverged["status"], diverged["stopped_at"] > 1) == ("diverged", True)
+    shares = TOGETHER["tokens"]["data"].train.mask[:32].sum(dim=1)
+    assert shares[::2].sum() != shares[1::2].sum()
+
+
+def test_of_two_processes_the_first_keeps_the_checkpoint_and_one_alone_goes_on_from_it(together):
+    both, _ = together
+    assert [path.name for path in (both / "classes").iterdir() if path.suffix == ".pt"] == ["checkpoint.pt"]
+    _, record = run(both / "classes", net=model().double(), watch=(), clip=0.5)
+    assert record.plain() == read(both, "classes", 0, 2)["record"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"batch": 31}, "multiple of 2"), ({"penalty": weight_size}, "penalty"), ({"objective": weights_alone}, "whole")],
+)
+def test_what_a_share_of_the_batch_cannot_do_is_refused(options, words, monkeypatch):
+    monkeypatch.setattr(training, "group", lambda: (0, 2))
+    with pytest.raises(ValueError, match=words):
+        run(**options)
