@@ -5,8 +5,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pdebook.chapters.many_machines.laws import Operations, Stack, rates, training_bytes
+from pdebook.chapters.many_machines.laws import Operations, Stack, costs, probe_operations, rates, training_bytes
+from pdelab import probe
 from pdelab.models import transformer
+from pdelab.seeds import normal
 
 STACKS = [
     Stack(layers=3, width=32, hidden=128, tokens=64, batch=2),
@@ -82,3 +84,18 @@ def test_recompute_needs_less_memory_the_deeper_the_stack():
         return (training_bytes(stack, recompute=True) - of_weights) / (training_bytes(stack) - of_weights)
 
     assert share(deep) < share(shallow) / 3  # as 1/√L: a quarter
+
+
+def test_a_probe_has_the_operations_of_so_many_forward_passes():
+    stack = Stack(layers=6, width=16, hidden=64, tokens=16)
+    model, u = built(stack), normal(0, "tokens", size=(1, 16, 16)).float()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        probe(model, u, loss=lambda out: out.square().mean(), progress=False)
+    assert counter.get_total_flops() == pytest.approx(probe_operations(stack).total, rel=0.05)
+
+
+def test_costs_halve_where_the_rate_doubles():
+    once, twice = costs(core=1e10), costs(core=2e10)
+    assert [row[0] for row in once] == [row[0] for row in twice]
+    for slow, fast in zip(once, twice, strict=True):
+        assert float(slow[3]) == pytest.approx(2 * float(fast[3]), rel=0.1)  # two digits are shown

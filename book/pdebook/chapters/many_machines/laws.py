@@ -88,9 +88,39 @@ def training_bytes(stack: Stack, recompute: bool = False) -> float:
     return BYTES * (4 * stack.weights + (seams + segment * kept if recompute else stack.layers * kept))
 
 
+def probe_operations(stack: Stack) -> Operations:
+    """`pdelab.probe` with a loss, its four controls and derivatives at four layers: 36 + 400/L forward passes.
+
+    Found by counting for 6 and 12 layers; the derivatives are the part that does not grow with depth.
+    """
+    return (36 + 400 / stack.layers) * stack.forward()
+
+
 def probe_bytes(stack: Stack, number: int = BYTES) -> float:
-    """`pdelab.probe`: the weights, those of one control, and of two recordings every state and what each branch adds.
+    """The weights and those of one control, and of two recordings every state and what each of two branches adds.
 
     number: bytes of a weight and of a number in a state.
     """
     return number * (2 * stack.weights + 2 * 3 * stack.fields)
+
+
+BOOK = {  # what was or would be run at the papers' sizes: a stack, and how many steps
+    "P2's ListOps, a Transformer": (Stack(6, 128, 512, tokens=1000, batch=32), 5_000),
+    "P2's MNIST by pixels": (Stack(6, 128, 512, tokens=784, batch=32), 9_375),
+    "P1's MNIST by rows": (Stack(10, 64, 256, tokens=28, batch=64), 4_685),
+}
+PROBED = {  # the shapes of published networks, with their keys shared by several heads
+    "SmolLM2, 135M": Stack(30, 576, 1536, tokens=512, keys=1 / 3, gated=True),
+    "1B": Stack(16, 2048, 8192, tokens=512, keys=1 / 4, gated=True),
+    "70B": Stack(80, 8192, 28_672, tokens=512, keys=1 / 8, gated=True),
+}
+
+
+def costs(core: float = 5e10, gpu: float = 1e14) -> list[list[str]]:
+    """A row for each: operations, gigabytes, hours on a core and on a GPU at these rates."""
+    found = [(f"train {name}", steps * s.training_step(), training_bytes(s)) for name, (s, steps) in BOOK.items()]
+    found += [(f"probe {name}", probe_operations(s), probe_bytes(s)) for name, s in PROBED.items()]
+    return [
+        [name, f"{work.total:.1e}", f"{size / 1e9:.2g}", *(f"{work.total / rate / 3600:.2g}" for rate in (core, gpu))]
+        for name, work, size in found
+    ]
