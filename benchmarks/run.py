@@ -34,13 +34,6 @@ pairs, and beside it stand the least and the largest. {missed}
 
 {machine}
 
-## Where the time of a training step goes
-
-Both sides call the same products of matrices and the same fused attention. In a profile of our step at N = 64 these
-took 83 of 100 parts of the time, in one at N = 1000 more than 90. Around them, torch's layer copies the joint
-projection into three, where ours takes views of it; ours asks after every step whether the state is finite. The ratio
-therefore cannot be far from 1: with nothing at all around the kernels it would be about 0.8 at N = 64.
-
 ## Where the time of the tests goes
 
 {notebooks}
