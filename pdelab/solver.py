@@ -130,7 +130,9 @@ def solve(
     kept = (lambda u: u) if keep is None else function("keep", keep)
     recompute, length = recompute and torch.is_grad_enabled() and not u0.is_meta, 1
     if recompute:
-        _refuse_other_weights(_weights(f, 0.0, dt), integrator.advance(rate, u0.detach(), 0.0, dt, mask))
+        with torch.random.fork_rng(get_device_states(u0)[0]):  # a look ahead, which takes no random number from the run
+            tried = integrator.advance(rate, u0.detach(), 0.0, dt, mask)
+        _refuse_other_weights(_weights(f, 0.0, dt), tried)
         length = 1 if keep is None else math.isqrt(steps) // 2 or 1  # where every state is kept, each is a start
 
     def part(u: Field, first: int) -> list[Field]:
