@@ -606,13 +606,12 @@ def undone():
 
 @pytest.mark.skipif(isolation.kind() == isolation.HOOK, reason="no namespaces here")
 def test_a_submission_can_start_so_many_processes_and_not_undo_its_isolation():
-    if os.getuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
-        pytest.skip("for root, this kernel has no limit of a namespace's own")
+    limited = os.getuid() > 0 or tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 14)  # of a namespace's own
     worker = Worker(isolation.hidden())
     try:
         worker.begin("x", [], [(1, HELD.format(root=str(BOOK.parent)))])
         assert worker.call(["x", "undone"], []) == []
-        assert 0 < worker.call(["x", "started"], []) < isolation.PROCESSES
+        assert not limited or 0 < worker.call(["x", "started"], []) < isolation.PROCESSES
     finally:
         worker.close()
 
