@@ -1,14 +1,14 @@
 """solve: from u₀ to every state along the depth."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, check_field, check_like, keep_real, same_shape
@@ -112,8 +112,9 @@ def solve(
     A state that is no longer finite ends the run with status DIVERGED, or raises Diverged if `throw`.
     recompute: for the gradient store states alone, and compute the rest again where backward needs it: the same
     gradient, of weights too, for one more run in time, in memory that grows with √steps where `keep` stores little, and
-    by one state a step where every state is kept. f must be a Term, an equation or another Module if it has weights,
-    and there are no second derivatives.
+    by one state a step where every state is kept. f must be a Term, an equation or another Module if it has weights;
+    backward runs it as it is by then, so f.eval() before it gives another gradient, and BatchNorm counts twice. There
+    are no second derivatives.
 
     >>> run = solve(lambda u: -u, torch.ones(1, 1, 1), steps=2, dt=0.5)
     >>> [state.item() for state in run.states]
@@ -128,12 +129,8 @@ def solve(
     if isinstance(f, Layered):
         _check_layers(f, steps, dt)
     kept = (lambda u: u) if keep is None else function("keep", keep)
-    recompute, length = recompute and torch.is_grad_enabled() and not u0.is_meta, 1
-    if recompute:
-        with torch.random.fork_rng(get_device_states(u0)[0]):  # a look ahead, which takes no random number from the run
-            tried = integrator.advance(rate, u0.detach(), 0.0, dt, mask)
-        _refuse_other_weights(_weights(f, 0.0, dt), tried)
-        length = 1 if keep is None else math.isqrt(steps) // 2 or 1  # where every state is kept, each is a start
+    recompute = recompute and torch.is_grad_enabled() and not u0.is_meta
+    length = max(1, math.isqrt(steps) // 2) if recompute and keep else 1  # where every state is kept, each is a start
 
     def part(u: Field, first: int) -> list[Field]:
         """The states after the next `length` steps, while they are finite."""
@@ -145,13 +142,17 @@ def solve(
             found.append(u)
         return found
 
+    def weights(first: int) -> list[Tensor]:
+        return _weights(f, first * dt, (first + length) * dt)
+
     u, states, maps, ahead = u0, [kept(u0)], [], iter(())
     for step in range(steps):
         if attention:
             maps.append(_maps(rate, u, step * dt, mask))
         if step % length == 0:
-            weights = _weights(f, step * dt, (step + length) * dt) if recompute else ()
-            ahead = iter(_Recomputed.apply(part, step, u, *weights) if recompute else part(u, step))
+            known = weights(step) if recompute else []
+            again = recompute and (u.requires_grad or known)  # else there is no gradient that it would pass on
+            ahead = iter(_Recomputed.apply(part, weights, step, mask, u, *known) if again else part(u, step))
         after = next(ahead, None)
         if after is None:
             break
@@ -183,7 +184,7 @@ def _weights(f: Rate, start: float, end: float) -> list[Tensor]:
 
 
 def _refuse_other_weights(known: list[Tensor], after: Field) -> None:
-    """Refuse a step in whose graph there is a weight that is not among the known: its gradient would be lost."""
+    """Refuse steps in whose graph there is a weight that is not among the known: its gradient would be lost."""
     seen, todo = {weight.grad_fn for weight in known}, [after.grad_fn]
     while todo:
         node = todo.pop()
@@ -199,6 +200,21 @@ def _refuse_other_weights(known: list[Tensor], after: Field) -> None:
         todo += [before for before, _ in node.next_functions]
 
 
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Of the generator of the CPU, and of that of the device if it is another."""
+    return [torch.get_rng_state(), *(getattr(torch, kind).get_rng_state(device) for kind in {device.type} - {"cpu"})]
+
+
+@contextmanager
+def _drawing_again(states: list[Tensor], device: torch.device) -> Iterator[None]:
+    first, *others = states
+    with torch.random.fork_rng([device for _ in others], device_type=device.type):
+        torch.set_rng_state(first)
+        for state in others:
+            getattr(torch, device.type).set_rng_state(state, device)
+        yield
+
+
 class _Recomputed(torch.autograd.Function):
     """The states that part(u, step) gives; their graph is made when backward comes by, and gone behind it.
 
@@ -207,27 +223,33 @@ class _Recomputed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, part: Callable, step: int, u: Field, *weights: Tensor) -> tuple[Field, ...]:
+    def forward(
+        ctx: Any, part: Callable, weights: Callable, step: int, mask: Mask | None, u: Field, *known: Tensor
+    ) -> tuple[Field, ...]:
         kind = u.device.type
-        ctx.part, ctx.step, ctx.drawn = part, step, (torch.get_rng_state(), *get_device_states(u))
+        ctx.part, ctx.weights, ctx.step = part, weights, step
+        ctx.drawn = _random_states(u.device)
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        ctx.save_for_backward(u, *weights)
+        ctx.save_for_backward(mask, u, *known)  # which notices a change in place
         ctx.set_materialize_grads(False)
         return tuple(part(u, step))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        u, *weights = ctx.saved_tensors
-        drawn, devices, states = ctx.drawn
-        start = u.detach().requires_grad_()
-        with torch.enable_grad(), ctx.autocast, torch.random.fork_rng(devices):
-            torch.set_rng_state(drawn)
-            set_device_states(devices, states)
-            found = ctx.part(start, ctx.step)
+        _, u, *known = ctx.saved_tensors
+        seen = [n for n, gradient in enumerate(gradients) if gradient is not None]
+        if not seen:
+            return (None,) * (5 + len(known))
+        if list(map(id, ctx.weights(ctx.step))) != list(map(id, known)):
+            raise ValueError("recompute=True needs f with the weights of the run; call backward before they change")
 
-        after, given = zip(*[pair for pair in zip(found, gradients, strict=True) if pair[1] is not None], strict=True)
-        return None, None, *torch.autograd.grad(after, [start, *weights], given, allow_unused=True)
+        start = u.detach().requires_grad_()
+        with torch.enable_grad(), ctx.autocast, _drawing_again(ctx.drawn, u.device):
+            found = ctx.part(start, ctx.step)
+        _refuse_other_weights([start, *known], found[-1])
+        after, given = [found[n] for n in seen], [gradients[n] for n in seen]
+        return *[None] * 4, *torch.autograd.grad(after, [start, *known], given, allow_unused=True)
 
 
 def _check_layers(f: Layered, steps: int, dt: float) -> None:

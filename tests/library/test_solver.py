@@ -32,6 +32,7 @@ from pdelab import (
     Status,
     Trajectory,
     solve,
+    solver,
     transformer,
 )
 
@@ -309,24 +310,94 @@ def test_a_recomputed_run_that_diverges_is_the_same_run(kept):
         solve(lambda u: -u, start, steps=500, dt=1001.0, recompute=True, throw=True, **kept)
 
 
-def test_what_is_random_draws_the_same_numbers_again():
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
+def test_what_is_random_draws_the_same_numbers_again(kept):
     noisy = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5)).double()
     found = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        found.append(gradients_of(noisy, field(), steps=9, dt=0.1, recompute=recompute))
+        found.append(gradients_of(noisy, field(), steps=23, dt=0.1, recompute=recompute, **kept))
         found[-1].append(torch.rand(1))  # and what comes after is not disturbed
     for stored, again in zip(*found, strict=True):
         torch.testing.assert_close(again, stored, rtol=1e-12, atol=1e-12)
 
 
+def test_numbers_drawn_on_another_device_are_drawn_again_and_what_comes_after_is_not_disturbed(monkeypatch):
+    device, seen = torch.device("mps"), ["now"]
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: seen[-1])
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device: seen.append(state))
+    drawn = solver._random_states(device)
+    seen.append("later")
+    with solver._drawing_again(drawn, device):
+        assert seen[-1] == "now"
+    assert seen[-1] == "later"
+
+
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
 @pytest.mark.parametrize("start", [one(), one(requires_grad=True)])
-def test_a_weight_that_recomputing_would_not_see_is_refused(start):
+@pytest.mark.parametrize("since", [0.0, 0.5])
+def test_a_weight_that_recomputing_would_not_see_is_refused(start, kept, since):
+    """In backward, wherever along the run it has its part; what is computed without it stands."""
     hidden = torch.ones(1, dtype=torch.float64, requires_grad=True)
+
+    def f(u, t):
+        return -hidden * u if t >= since else -u
+
+    run = solve(f, start, steps=10, dt=0.1, recompute=True, **kept)
+    assert run.final.item() == pytest.approx(0.9**10)
     with pytest.raises(ValueError, match="recompute=True needs every weight of f as its parameter"):
-        solve(lambda u: -hidden * u, start, steps=3, dt=0.1, recompute=True)
-    with torch.no_grad():
-        assert solve(lambda u: -hidden * u, start, steps=3, dt=0.1, recompute=True).final.item() == pytest.approx(0.729)
+        run.final.sum().backward()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_that_stand_in_for_those_of_f_during_the_run_alone_are_refused(frozen):
+    """As in torch.func.functional_call, where backward comes when f has its own weights again."""
+
+    class Run(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = torch.nn.Linear(WIDTH, WIDTH).double().requires_grad_(not frozen)
+
+        def forward(self, u):
+            return solve(self.f, u, steps=3, dt=0.1, recompute=True).final
+
+    other = {name: torch.ones_like(weight, requires_grad=True) for name, weight in Run().named_parameters()}
+    final = torch.func.functional_call(Run(), other, field())
+    with pytest.raises(ValueError, match="recompute=True needs f with the weights of the run"):
+        final.sum().backward()
+
+
+def test_recomputing_runs_f_once_a_step_and_once_more_in_backward():
+    norm = torch.nn.BatchNorm1d(WIDTH).double()
+    f = torch.nn.Sequential(torch.nn.Flatten(0, 1), norm, torch.nn.Unflatten(0, (2, 5)))
+    run = solve(f, field(), steps=2, dt=0.1, recompute=True)
+    assert norm.num_batches_tracked == 2
+    run.final.sum().backward()
+    assert norm.num_batches_tracked == 4
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_mask_that_changes_before_backward_is_refused(recompute):
+    u, mask = padded(fill=0.0)
+    run = solve(equation(), u.requires_grad_(), steps=3, dt=0.1, mask=mask, recompute=recompute)
+    mask.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run.final.sum().backward()
+
+
+def test_a_final_state_without_a_gradient_gives_the_start_none():
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, u):
+            return u.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    start = one().requires_grad_()
+    Nothing.apply(solve(lambda u: -u, start, steps=3, dt=0.1, recompute=True).final).sum().backward()
+    assert start.grad is None
 
 
 def test_a_coefficient_of_diffusion_that_is_learned_has_its_gradient_recomputed():
