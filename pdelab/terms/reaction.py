@@ -70,9 +70,10 @@ class Reaction(Term):
     def constants(self, steps: int = 50) -> Constants[float]:
         """λ₋, λ and K of `reaction_constants` for these weights, with a good T for each; κ = 1 with a leak, else 0.
 
-        The bounds hold for every T. They stay the same if units of ReLU are rescaled, w_k, b_k → ρw_k, ρb_k and
-        c_k → c_k/ρ, which changes nothing that the network does.
-        steps: how long a good T is looked for; 0 takes the first guess, for networks with very many features.
+        They are bounds for every T. If units of ReLU are rescaled, w_k, b_k → ρw_k, ρb_k and c_k → c_k/ρ, which changes
+        nothing that the network does, the best bounds stay the same; those returned do, up to how well T was found.
+        steps: how long a good T is looked for; 0 takes the better of two guesses, of which one changes with ρ: for
+        networks with very many features.
 
         >>> term = Reaction(1, 1, activation="tanh", leak=True)
         >>> for layer in (term.inner, term.outer): _ = layer.weight.data.fill_(1.0)
