@@ -146,27 +146,20 @@ class ExponentialDiffusion(Integrator):
 
     order: ClassVar[int] = 1
     one: ClassVar[bool] = True
+    diffused: ClassVar[Callable[..., Field]] = staticmethod(Diffusion.exact)
 
     def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        diffusions, others = split_diffusion(rate, t, self)
-        u = u + dt * sum(term(u, t, mask) for term in others)
-        for diffusion in diffusions:
-            u = diffusion.exact(u, float(dt), mask)
+        terms = terms_of(rate, t, self)
+        u = u + dt * sum(term(u, t, mask) for term in terms if not isinstance(term, Diffusion))
+        for diffusion in (term for term in terms if isinstance(term, Diffusion)):
+            u = self.diffused(diffusion, u, float(dt), mask)
         return u
 
 
-class ImplicitDiffusion(Integrator):
+class ImplicitDiffusion(ExponentialDiffusion):
     """(I − Δt D∂²) u⁺ = u + Δt N(u, t): diffusion by backward Euler, the other terms N by an Euler step."""
 
-    order: ClassVar[int] = 1
-    one: ClassVar[bool] = True
-
-    def advance(self, rate: Rate, u: Field, t: Time, dt: Time, mask: Mask | None = None) -> Field:
-        diffusions, others = split_diffusion(rate, t, self)
-        u = u + dt * sum(term(u, t, mask) for term in others)
-        for diffusion in diffusions:
-            u = diffusion.implicit(u, float(dt), mask)
-        return u
+    diffused: ClassVar[Callable[..., Field]] = staticmethod(Diffusion.implicit)
 
 
 def terms_of(rate: Rate, t: Time, integrator: Integrator) -> nn.ModuleList:
@@ -177,9 +170,3 @@ def terms_of(rate: Rate, t: Time, integrator: Integrator) -> nn.ModuleList:
             "; for a plain function take Euler, Heun or RK4"
         )
     return at(t).terms
-
-
-def split_diffusion(rate: Rate, t: Time, integrator: Integrator) -> tuple[list[Diffusion], list]:
-    terms = terms_of(rate, t, integrator)
-    diffusions = [term for term in terms if isinstance(term, Diffusion)]
-    return diffusions, [term for term in terms if not isinstance(term, Diffusion)]

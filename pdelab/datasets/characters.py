@@ -60,17 +60,6 @@ def entropy_rate() -> float:
     return (stationary().flatten() @ entropy(chain()[1])).item()
 
 
-def least_loss(length: int) -> float:
-    """The expected cross-entropy, in nats a symbol, of the perfect predictor that sees a window of `length` symbols.
-
-    At the first token it knows one symbol only, so it pays H(b | a) = H(ab) − H(a) there and h at each of the others.
-    """
-    whole("length", length)
-    pi = stationary()
-    first = entropy(pi.flatten()) - entropy(pi.sum(dim=1))
-    return (first.item() + (length - 1) * entropy_rate()) / length
-
-
 def sample(count: int, length: int, generator: torch.Generator) -> Tensor:
     """`count` stretches of `length` symbols, each starting anywhere in the endless text: (example, token)."""
 

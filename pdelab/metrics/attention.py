@@ -34,13 +34,6 @@ def entropy(P: Tensor, mask: Mask | None = None, *, heads: str = "each", reduce:
     return _of_rows(-torch.xlogy(P, P).sum(-1), mask, reduce)
 
 
-def to_uniform(
-    P: Tensor, mask: Mask | None = None, *, heads: str = "each", causal: bool = False, reduce: str = "mean"
-) -> Tensor:
-    """KL(P ‖ uniform) = log N − entropy, N the number of real keys (causal: of those that the query may see)."""
-    return kl(P, uniform(P, mask, causal=causal), mask, heads=heads, reduce=reduce)
-
-
 def uniform(P: Tensor, mask: Mask | None = None, *, causal: bool = False) -> Tensor:
     """1/N at each of the N real keys (causal: at those with j ≤ i): the control that has learned nothing.
 

@@ -270,15 +270,6 @@ def nonuniformity(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -
     return each_example(torch.linalg.matrix_norm(centred(u, mask)) / torch.linalg.matrix_norm(u), reduce)
 
 
-def stable_rank(u: Field, mask: Mask | None = None, *, reduce: str = "mean") -> Tensor:
-    """‖u‖_F² / ‖u‖₂² of each example, averaged: from 1, all tokens on one line, to the rank of u.
-
-    A zero state has no value: NaN.
-    """
-    u = _scaled(clean(u, mask))
-    return each_example((torch.linalg.matrix_norm(u) / torch.linalg.matrix_norm(u, ord=2)).square(), reduce)
-
-
 def gradient_norms(groups: Mapping[str, Iterable[Tensor | None]], normalise: str = "whole") -> dict[str, float]:
     """√Σ g² over all gradients g of a group ("whole"), or that over √(number of entries) ("rms"), for each group.
 

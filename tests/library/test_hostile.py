@@ -423,9 +423,6 @@ CALLS = {
     },
     "integrators.flow": call(integrators.flow, rate=lambda u: -u, u=U, steps=size(3), leak=number(0.0)),
     "integrators.terms_of": call(integrators.terms_of, rate=thing(heat()), t=0.0, integrator=pdelab.LieEuler()),
-    "integrators.split_diffusion": call(
-        integrators.split_diffusion, rate=thing(heat()), t=0.0, integrator=pdelab.LieEuler()
-    ),
     # Solving
     "pdelab.solve": call(
         pdelab.solve,
@@ -591,7 +588,7 @@ CALLS = {
     },
     **{
         f"metrics.stability.{name}": call(getattr(stability, name), u=state(), mask=padding(), reduce=word("mean"))
-        for name in ("energy", "mean_energy", "fluctuation", "nonuniformity", "stable_rank")
+        for name in ("energy", "mean_energy", "fluctuation", "nonuniformity")
     },
     "metrics.outliers.outliers": call(outliers.outliers, u=state(), mask=padding(), factor=number(1.1, 0.5)),
     **{
@@ -707,12 +704,9 @@ CALLS = {
         reduce=word("mean"),
     ),
     # Metrics of maps and Jacobians
-    **{
-        f"metrics.attention.{one.__name__}": call(
-            one, P=maps(MASKED), mask=padding(), heads=word("each"), reduce=word("mean")
-        )
-        for one in (attention.entropy, attention.to_uniform)
-    },
+    "metrics.attention.entropy": call(
+        attention.entropy, P=maps(MASKED), mask=padding(), heads=word("each"), reduce=word("mean")
+    ),
     **{
         f"metrics.attention.{one.__name__}": call(
             one, P=maps(MASKED), Q=maps(MASKED.flip(1)), mask=padding(), heads=word("each"), reduce=word("mean")
@@ -840,7 +834,6 @@ CALLS = {
         covariance=numbers(torch.eye(2), torch.ones(2), torch.ones(2, 3), torch.ones(0, 0), -torch.eye(2)[:, :]),
         noise=above_zero(1.0),
     ),
-    "metrics.information.gaussian_fit": call(information.gaussian_fit, x=cloud(SAMPLES), y=cloud(OTHERS)),
     "metrics.information.channel_bounds": call(
         information.channel_bounds, t=cloud(SAMPLES), noise=above_zero(1.0, optional=True)
     ),
@@ -888,7 +881,6 @@ CALLS = {
         )
         for one, name in (
             (information.infonce, "scores"),
-            (information.leave_one_out, "log_conditional"),
             (information.club, "log_conditional"),
         )
     },
@@ -905,25 +897,6 @@ CALLS = {
         mean=numbers(SCORES, SCORES[0], SCORES[:0], **SEEN),
         log_variance=numbers(SCORES, SCORES[0], SCORES[1:], **SEEN),
     ),
-    "metrics.information.reparameterised": call(
-        information.reparameterised,
-        mean=numbers(SCORES, SCORES[0], SCORES[:0], **SEEN),
-        log_variance=numbers(SCORES, SCORES[0], SCORES[1:], **SEEN),
-        generator=thing(seeds.stream(0)),
-    ),
-    "metrics.information.GaussianConditional": call(
-        information.GaussianConditional, inputs=size(2), outputs=size(2), hidden=size(3, optional=True)
-    ),
-    **{
-        f"metrics.information.GaussianConditional.{name}": call(
-            getattr(information.GaussianConditional(2, 2), name),
-            t=numbers(
-                SAMPLES, SAMPLES[0], SAMPLES[:, :1], SAMPLES[:0], SAMPLES[1:], integers="numbers are numbers", **SEEN
-            ),
-            x=numbers(OTHERS, OTHERS[0], OTHERS[:, :1], OTHERS[:0], integers="numbers are numbers", **SEEN),
-        )
-        for name in ("log_prob", "matrix")
-    },
     # Data
     "datasets.load": call(datasets.load, name=word("digits-rows")),
     "datasets.base.Examples": call(
@@ -976,7 +949,6 @@ CALLS = {
     ),
     "datasets.base.majority": call(base.majority, data=thing(DIGITS)),
     "datasets.controls.of": call(controls.of, data=thing(DIGITS)),
-    "datasets.characters.least_loss": call(characters.least_loss, length=size(3)),
     "datasets.characters.sample": call(
         characters.sample, count=size(2), length=size(3), generator=thing(seeds.stream(0))
     ),

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from pdelab.field import check_number, described
-from pdelab.metrics.information.estimate import Estimate, sample_pair
-from pdelab.options import flags, whole
+from pdelab.options import whole
 
 
 def gaussian_information(covariance: Tensor, split: int) -> Tensor:
@@ -45,39 +44,3 @@ def _check_covariance(covariance: Tensor) -> None:
     even = torch.isfinite(rounding) and (covariance - covariance.T).abs().amax() <= rounding
     if not even or torch.linalg.eigvalsh(covariance.detach()).amin() < -rounding:
         raise ValueError("covariance must be finite and symmetric without negative eigenvalues")
-
-
-def gaussian_fit(x: Tensor, y: Tensor, *, correct: bool = True) -> Estimate:
-    """I of the Gaussian that has the samples' covariance: for any samples it sees what is linear, and no more.
-
-    With the true covariance it is a lower bound of I if x or y is Gaussian. For Gaussian samples the mean of
-    log det Σ̂ − log det Σ is Σ_{i=1…d} ψ((n − i)/2) + d log(2/(n − 1)): the bias that follows is taken off, unless
-    correct=False.
-    """
-    flags(correct=correct)
-    x, y = sample_pair(x, y)
-    n, dx, dy = len(x), x.shape[1], y.shape[1]
-    if n < dx + dy + 2:
-        raise ValueError(f"x and y must have at least {dx + dy + 2} samples for {dx} + {dy} features; not {n}")
-    joint = torch.cat([x, y], dim=1)
-    joint = joint - joint.mean(dim=0)
-    covariance = joint.T @ joint / (n - 1)
-    pieces = slice(0, dx), slice(dx, None), slice(None)
-    try:
-        densities = [_log_density(joint[:, piece], covariance[piece, piece]) for piece in pieces]
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(
-            "x and y have features that are linear functions of others; leave those out (if y is such a function of x, "
-            "their information is infinite)"
-        ) from error
-    pointwise = densities[2] - densities[0] - densities[1]
-    half = torch.digamma((n - torch.arange(1, dx + dy + 1, dtype=torch.float64)) / 2)
-    bias = (half[:dx].sum() + half[:dy].sum() - half.sum()).item() / 2
-    return Estimate.mean_of(pointwise, "Gaussian fit", less=bias if correct else 0.0)
-
-
-def _log_density(x: Tensor, covariance: Tensor) -> Tensor:
-    """log N(x; 0, Σ) without the constant (2π)^{−d/2}, which cancels in a mutual information; (n,)."""
-    factor = torch.linalg.cholesky(covariance)
-    white = torch.linalg.solve_triangular(factor, x.T, upper=False)
-    return -white.square().sum(dim=0) / 2 - factor.diagonal().log().sum()

@@ -10,11 +10,10 @@ none and I = ∞.
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pdelab.field import check_number, described
 from pdelab.metrics.base import precise
-from pdelab.options import instance, whole
 
 
 def barber_agakov(log_q: Tensor, entropy: float | Tensor) -> Tensor:
@@ -42,18 +41,6 @@ def infonce(scores: Tensor) -> Tensor:
     return scores.diagonal().mean() - scores.logsumexp(dim=0).mean() + math.log(len(scores))
 
 
-def leave_one_out(log_conditional: Tensor) -> Tensor:
-    """(1/n) Σ_j [L_jj − log (1/(n − 1)) Σ_{i≠j} e^{L_ij}]: an upper bound if q = p (Poole et al. 2019).
-
-    log_conditional: L, (n, n). As `infonce` without the pair itself in the sum: by Jensen's inequality the mean over
-    others is too small for p(t) in the logarithm. For q ≠ p it is no bound.
-    """
-    L = _matrix(log_conditional, "log_conditional")
-    own = torch.eye(len(L), dtype=torch.bool, device=L.device)
-    others = L.masked_fill(own, -torch.inf).logsumexp(dim=0) - math.log(len(L) - 1)
-    return (L.diagonal() - others).mean()
-
-
 def club(log_conditional: Tensor) -> Tensor:
     """E_{p(x,t)} log q(t|x) − E_{p(x)p(t)} log q(t|x): an upper bound if q = p (Cheng et al. 2020).
 
@@ -78,7 +65,12 @@ def vib(mean: Tensor, log_variance: Tensor) -> Tensor:
     >>> vib(torch.tensor([[2.0], [0.0]]), torch.zeros(2, 1)).item()
     1.0
     """
-    mean, log_variance = _moments(mean, log_variance)
+    if not isinstance(mean, Tensor) or mean.ndim != 2 or 0 in mean.shape or not mean.is_floating_point():
+        raise ValueError(f"mean must be a floating-point tensor of shape (n, feature); not {described(mean)}")
+    good = isinstance(log_variance, Tensor) and log_variance.is_floating_point()
+    if not good or log_variance.shape != mean.shape:
+        raise ValueError(f"log_variance must have mean's shape, {tuple(mean.shape)}; not {described(log_variance)}")
+    mean, log_variance = precise(mean), precise(log_variance)
     return (mean.square() + log_variance.expm1() - log_variance).sum(dim=1).mean() / 2
 
 
@@ -97,62 +89,6 @@ def printed_eq16(log_conditional: Tensor, log_marginal: Tensor) -> Tensor:
     return _vector(log_conditional, "log_conditional").mean() - _vector(log_marginal, "log_marginal").mean()
 
 
-def reparameterised(mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
-    """t = m + e^{s/2} ε, ε ~ N(0, 1): draws from N(m, diag e^s) through which gradients reach m and s.
-
-    mean, log_variance: (n, feature). The noise is drawn where the generator lives, then moved: with one on the CPU it
-    is the same on every device.
-    """
-    mean, log_variance = _moments(mean, log_variance)
-    instance("generator", generator, torch.Generator)
-    noise = torch.randn(mean.shape, generator=generator, device=generator.device, dtype=mean.dtype)
-    return mean + (log_variance / 2).exp() * noise.to(mean.device)
-
-
-class GaussianConditional(nn.Module):
-    """q(t|x) = N(W x + b, diag e^s), or with W₂ tanh(W₁ x + b₁) + b₂ as its mean if `hidden` is given; s is learned.
-
-    Fitted by maximum likelihood, minimising −log_prob(t, x).mean(), it is the q of `club`. x: (n, inputs); t:
-    (n, outputs). s does not depend on x. It computes in the dtype of its weights.
-    """
-
-    def __init__(self, inputs: int, outputs: int, hidden: int | None = None):
-        super().__init__()
-        for name, value in (("inputs", inputs), ("outputs", outputs), ("hidden", 1 if hidden is None else hidden)):
-            whole(name, value)
-        self.inputs, self.outputs = inputs, outputs
-        self.mean = (
-            nn.Linear(inputs, outputs)
-            if hidden is None
-            else nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-        )
-        self.log_variance = nn.Parameter(torch.zeros(outputs))
-
-    def log_prob(self, t: Tensor, x: Tensor) -> Tensor:
-        """log q(t_i | x_i): (n,)."""
-        t, mean, constant = self._whitened(t, x)
-        return constant - (t - mean).square().sum(dim=1) / 2
-
-    def matrix(self, t: Tensor, x: Tensor) -> Tensor:
-        """L[i, j] = log q(t_j | x_i): (n, n)."""
-        t, mean, constant = self._whitened(t, x)
-        # |m|² − 2⟨m, t⟩ + |t|² by a product of matrices would lose the digits where the variance is small
-        return constant - torch.cdist(mean, t, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
-
-    def _whitened(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """t and the mean in units of the standard deviation, and log q at the mean."""
-        for name, value, width in (("t", t, self.outputs), ("x", x, self.inputs)):
-            shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width and len(value)
-            if not shaped or value.is_complex() or value.dtype == torch.bool:
-                raise ValueError(f"{name} must be a tensor of numbers of shape (n, {width}); not {described(value)}")
-        if len(t) != len(x):
-            raise ValueError(f"t must have as many rows as x, {len(x)}; it has {len(t)}")
-        s = self.log_variance
-        scale = (-s / 2).exp()
-        constant = -s.sum() / 2 - self.outputs / 2 * math.log(2 * math.pi)
-        return t.to(s.dtype) * scale, self.mean(x.to(s.dtype)) * scale, constant
-
-
 def _vector(value: Tensor, name: str) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim != 1 or not len(value) or not value.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor of shape (n,), n ≥ 1; not {described(value)}")
@@ -164,14 +100,3 @@ def _matrix(value: Tensor, name: str) -> Tensor:
     if not good or len(value) != value.shape[1] or len(value) < 2:
         raise ValueError(f"{name} must be a floating-point tensor of shape (n, n), n ≥ 2; not {described(value)}")
     return precise(value)
-
-
-def _moments(mean: Tensor, log_variance: Tensor) -> tuple[Tensor, Tensor]:
-    if not isinstance(mean, Tensor) or mean.ndim != 2 or 0 in mean.shape or not mean.is_floating_point():
-        raise ValueError(f"mean must be a floating-point tensor of shape (n, feature); not {described(mean)}")
-    good = isinstance(log_variance, Tensor) and log_variance.is_floating_point()
-    if not good or log_variance.shape != mean.shape:
-        raise ValueError(f"log_variance must have mean's shape, {tuple(mean.shape)}; not {described(log_variance)}")
-    mean, log_variance = precise(mean), precise(log_variance)
-    dtype = torch.promote_types(mean.dtype, log_variance.dtype)
-    return mean.to(dtype), log_variance.to(dtype)

@@ -8,13 +8,11 @@ from systems import WIDTH, field, padded, seeded
 from torch.nn.functional import cosine_similarity, kl_div
 
 from pdelab import Interaction, solve
-from pdelab.metrics.attention import cosine, entropy, kl, to_uniform, uniform
+from pdelab.metrics.attention import cosine, entropy, kl, uniform
 from pdelab.metrics.base import per_layer
 
 METRICS = {
-    f"{f.__name__}, {heads}": partial(f, heads=heads)
-    for f in (cosine, kl, entropy, to_uniform)
-    for heads in ("each", "mean")
+    f"{f.__name__}, {heads}": partial(f, heads=heads) for f in (cosine, kl, entropy) for heads in ("each", "mean")
 }
 PAIRS = {name: f for name, f in METRICS.items() if f.func in (cosine, kl)}
 EACH = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
@@ -95,7 +93,6 @@ def test_heads_in_another_order_are_the_same_in_the_mean_only():
 def test_the_uniform_map_has_the_largest_entropy(causal):
     P, mask = embed(maps(), (1, 3), 9)
     Q = uniform(P, mask, causal=causal)
-    assert to_uniform(Q, mask, causal=causal) == 0
     close(mask[:, None].double().expand(-1, 3, -1), Q.sum(-1))
     want = sum(math.log(n) for n in range(1, 6)) / 5 if causal else math.log(5)
     close(want, entropy(Q, mask))
@@ -104,17 +101,17 @@ def test_the_uniform_map_has_the_largest_entropy(causal):
 
 @pytest.mark.parametrize("heads", ["each", "mean"])
 def test_distance_to_uniform_is_log_n_minus_entropy(heads):
-    close(math.log(5) - entropy(maps(), heads=heads), to_uniform(maps(), heads=heads))
+    P = maps()
+    close(math.log(5) - entropy(P, heads=heads), kl(P, uniform(P), heads=heads))
 
 
 def test_a_row_that_sees_one_key_has_no_entropy_and_is_far_from_all_others():
     one = torch.eye(4, dtype=torch.float64).expand(2, 3, 4, 4)
     assert entropy(one) == 0
-    close(math.log(4), to_uniform(one))
     assert kl(one, one.roll(1, dims=-1)) == math.inf
     assert kl(one, one.clone()) == 0
     assert cosine(one, one.roll(1, dims=-1)) == 0
-    assert to_uniform(maps(), causal=True) == math.inf  # it sees what a causal map cannot
+    assert kl(maps(), uniform(maps(), causal=True)) == math.inf  # it sees what a causal map cannot
 
 
 def test_the_maps_of_a_run_are_measured_layer_by_layer():
@@ -123,7 +120,6 @@ def test_the_maps_of_a_run_are_measured_layer_by_layer():
     run = solve(term, u, steps=3, dt=0.1, mask=mask, attention=True)
     close(torch.stack([entropy(P, mask) for P in run.attention]), per_layer(entropy, run, of="attention"))
     assert (per_layer(kl, run, run, of="attention") == 0).all()
-    assert per_layer(to_uniform, run, of="attention", causal=True).isfinite().all()
     assert not per_layer(entropy, run, of="attention").requires_grad
 
 
@@ -152,7 +148,7 @@ def test_the_values_of_each_row_have_the_mean_and_the_median_of_the_metric():
     P = torch.randn(3, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.arange(5) < torch.tensor([[5], [3], [2]])
     P = P.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(dim=-1)
-    for metric in (entropy, to_uniform, partial(kl, P.flip(1)), partial(cosine, P.flip(1))):
+    for metric in (entropy, partial(kl, P.flip(1)), partial(cosine, P.flip(1))):
         values = metric(P, mask=mask, reduce="none")
         assert values.shape == (3, 2, 5)
         assert (values.isnan() == ~mask.unsqueeze(1)).all()

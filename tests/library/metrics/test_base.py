@@ -29,8 +29,7 @@ SINGLES = {
     f.__name__: f
     for f in (
         *(spectrum.power, spectrum.amplitude, spectrum.spectrum, spectrum.cumulative_energy),
-        *(stability.energy, stability.mean_energy, stability.fluctuation),
-        *(stability.nonuniformity, stability.stable_rank),
+        *(stability.energy, stability.mean_energy, stability.fluctuation, stability.nonuniformity),
     )
 }
 REDUCIBLE = {
