@@ -76,16 +76,6 @@ def test_two_measurements_give_the_rates_and_too_near_ones_are_refused():
         rates((short, 1.0), (long, 0.9))
 
 
-def test_recompute_needs_less_memory_the_deeper_the_stack():
-    shallow, deep = (Stack(layers=depth, width=64, hidden=256, tokens=512, batch=4) for depth in (16, 256))
-
-    def share(stack: Stack) -> float:
-        of_weights = 16 * stack.weights
-        return (training_bytes(stack, recompute=True) - of_weights) / (training_bytes(stack) - of_weights)
-
-    assert share(deep) < share(shallow) / 3  # as 1/√L: a quarter
-
-
 def test_a_probe_has_the_operations_of_so_many_forward_passes():
     stack = Stack(layers=6, width=16, hidden=64, tokens=16)
     model, u = built(stack), normal(0, "tokens", size=(1, 16, 16)).float()

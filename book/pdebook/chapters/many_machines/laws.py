@@ -4,7 +4,6 @@ Counted are the matrix products, two operations for each product of numbers; sum
 operation of attention takes longer than one of a weight matrix, so time has two rates, measured where it will run.
 """
 
-import math
 from dataclasses import dataclass
 
 BYTES = 4  # of a number in float32
@@ -76,16 +75,13 @@ def rates(first: tuple[Operations, float], second: tuple[Operations, float]) -> 
     return 1 / per_matrix, 1 / per_attention
 
 
-def training_bytes(stack: Stack, recompute: bool = False) -> float:
+def training_bytes(stack: Stack) -> float:
     """Weights with gradient and Adam's two averages, and what the backward pass needs of each layer.
 
-    Of `pdelab.transformer` with ReLU a layer keeps 8d + m numbers per token. With `recompute` the states at the seams
-    of √L segments are kept, and the layers of one segment at a time.
+    Of `pdelab.transformer` with ReLU a layer keeps 8d + m numbers per token.
     """
     kept = stack.batch * stack.tokens * (8 * stack.width + stack.hidden)
-    segment = math.ceil(math.sqrt(stack.layers))
-    seams = math.ceil(stack.layers / segment) * stack.batch * stack.tokens * stack.width
-    return BYTES * (4 * stack.weights + (seams + segment * kept if recompute else stack.layers * kept))
+    return BYTES * (4 * stack.weights + stack.layers * kept)
 
 
 def probe_operations(stack: Stack) -> Operations:
