@@ -19,7 +19,7 @@ claims are held against, since neither says which simulator it used.
 
 For `images` and `listops` at paper size `other`, `shuffled` and two of the simulators are left out and (c) has a tenth
 of the steps: each would be another training of hours. `listops128`, expressions of about 128 tokens, has one simulator
-more: it is of P2's width, and short enough that all of its 3,000 steps are done.
+more: it is of P2's width, and short enough that all of its 3,000 steps are done, but for (c), which has 300.
 
 `rows` and `text` are P1's: its simulators in the readings `earlier` and `linear`, and beside the comparisons the
 gradients of every layer during training and the loss under noise on the input (`sensitivity`). `text` adds what each
