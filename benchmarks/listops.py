@@ -23,7 +23,7 @@ SYMBOL = {symbol.removeprefix("["): i for i, symbol in enumerate(SYMBOLS)} | {
 def rows(device: str, quick: bool) -> Iterator[Row]:
     examples, repeats = (20, 2) if quick else (300, 7)
     generate(GRAMMAR, 1000, 0)  # the first call also computes the acceptance and touches fresh memory
-    for name, median, target in (("sorted()", sorted_median, "≥30"), ("numpy.median", numpy_median, "")):
+    for name, median, target in (("sorted()", sorted_median, "≥ 30"), ("numpy.median", numpy_median, "")):
         pairs = [
             (rate(partial(generate, GRAMMAR), 30 * examples, seed), rate(partial(plain, median=median), examples, seed))
             for seed in range(repeats)

@@ -78,7 +78,7 @@ def machine(device: str) -> str:
     version = torch.__version__.split("+")[0]
     return (
         f"Measured on one thread of a machine with {os.cpu_count()} cores ({kind}), torch {version}, "
-        "while other work ran on it. Times are of the processor; imports are by the clock."
+        "while other work ran on it. Times are of the processor; imports and seconds are by the clock."
     )
 
 

@@ -14,7 +14,7 @@ THEIRS = "import torch"
 def rows(device: str, quick: bool) -> Iterator[Row]:
     seconds(OURS), seconds(THEIRS)  # the files are read once before
     ratios = [seconds(OURS) / seconds(THEIRS) for _ in range(1 if quick else 9)]
-    yield spread("import pdelab and build a model", "import torch", ratios, "≤1.10")
+    yield spread("import pdelab and build a model", "import torch", ratios, "≤ 1.10")
 
 
 def seconds(code: str) -> float:

@@ -21,7 +21,7 @@ STEPS = 10  # from which the losses in bfloat16 and float32 are compared
 
 def rows(device: str, quick: bool) -> Iterator[Row]:
     repeats = 2 if quick else 9
-    sizes = ((8, 2, ""), (12, 2, "")) if quick else ((1000, 8, "≤0.93"), (64, 64, "≤0.85"))
+    sizes = ((8, 2, ""), (12, 2, "")) if quick else ((1000, 8, "≤ 0.93"), (64, 64, "≤ 0.85"))
     for tokens, batch, target in sizes:
         for norm in ("pre", "post"):
             own, torchs = (model.to(device) for model in pair(norm))
@@ -43,7 +43,7 @@ def rows(device: str, quick: bool) -> Iterator[Row]:
         "TransformerLens 3.9.0 run_with_cache, the same cached",
         lambda: seen(own, u),
         lambda: cached(lens, u),
-        target="≤0.55",
+        target="≤ 0.55",
         repeats=repeats,
         device=device,
         agree=1e-4,
@@ -117,7 +117,7 @@ def share(step: Callable[[], object], tokens: int, batch: int, device: str, repe
         best = max(10 * 2 * n**3 / timed(lambda: a @ b, device, 10) for _ in range(3))
         shares.append(work / timed(step, device) / best)
     note = "matrices of 1024²; the scores that backward computes again are counted"
-    target = "" if tokens < 100 and batch < 10 else "≥0.62"
+    target = "" if tokens < 100 and batch < 10 else "≥ 0.62"
     name = f"share of the best matrix product's rate, training step, N={tokens} B={batch}"
     return spread(name, "physical limit", shares, target, note)
 

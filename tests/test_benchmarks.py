@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_every_row_has_a_ratio_within_its_spread_and_both_sides_agree(name):
         assert row.work
         assert row.peer
         assert 0 <= row.low <= row.ratio <= row.high < math.inf, row
+        assert re.fullmatch(r"([≤≥] [0-9.]+)?", row.target), row
 
 
 def test_the_states_and_maps_are_those_of_transformer_lens():
@@ -49,6 +51,18 @@ def test_memory_is_what_was_held_at_most():
     assert math.isnan(found) or 30e6 < found < 50e6
 
 
+def test_a_probe_is_timed_on_two_threads_beside_its_promises():
+    seen, before = [], torch.get_num_threads()
+    probed = importlib.import_module("pretrained").probed
+    rows = probed(lambda: seen.append(torch.get_num_threads()), lambda: torch.ones(300, 300).exp(), "cpu", "small")
+    found = {row.target: row for row in rows}
+    assert seen == [2]
+    assert torch.get_num_threads() == before
+    assert list(found) == ["", "≤ 120", "≤ 4"]
+    assert found["≤ 120"].met
+    assert found["≤ 4"].ratio > 0.05
+
+
 def test_a_missing_peer_is_one_sentence():
     harness = importlib.import_module("harness")
     with pytest.raises(harness.NotInstalled, match=r"no_such_peer is not installed: pip install .* brings every peer"):
@@ -57,9 +71,9 @@ def test_a_missing_peer_is_one_sentence():
 
 def test_the_page_says_what_is_missed():
     harness, run = importlib.import_module("harness"), importlib.import_module("run")
-    rows = [harness.Row("w", "p", ratio, ratio, ratio, "≤0.9") for ratio in (0.5, 1.0)]
+    rows = [harness.Row("w", "p", ratio, ratio, ratio, "≤ 0.9") for ratio in (0.5, 1.0)]
     text = run.page(rows, "cpu")
     assert "Of 2 targets 1 are missed." in text
-    assert "≤0.9, met" in text
-    assert "≤0.9, missed" in text
+    assert "≤ 0.9, met" in text
+    assert "≤ 0.9, missed" in text
     assert "notebooks took" in text

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,6 +23,7 @@ from pdebook.evidence.experiment import Run, Workplace
 from pdebook.evidence.trained import Interrupted
 from pdebook.ledger.record import DamagedResult, Result, Scale, Store
 from pdebook.ledger.sources import experiments
+from pdelab.checkpoints import UnusableFolder, alone_in
 from pdelab.datasets import cache
 from pdelab.training import choose_device, group, patience
 
@@ -42,12 +43,13 @@ def find(name: str) -> Run:
 
 @dataclass(frozen=True)
 class Job:
-    """One Result to be made."""
+    """One Result to be made. again: though it is recorded; a worker that sees another disk then begins anew."""
 
     name: str
     scale: Scale
     seed: int
     steps: int | None = None
+    again: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}, {self.scale}, seed {self.seed}"
@@ -57,6 +59,13 @@ class Job:
         """Where its checkpoints wait until the Result is recorded."""
         cut = "" if self.steps is None else f"-{self.steps}steps"
         return folder() / self.name / f"{self.scale}-seed{self.seed}{cut}"
+
+    def clear(self) -> None:
+        """Delete what it kept, unless another run is at it."""
+        with suppress(UnusableFolder), ExitStack() as held:
+            for lock in [*self.folder.rglob(".lock")]:
+                held.enter_context(alone_in(lock.parent))
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def jobs(
@@ -80,7 +89,7 @@ def jobs(
         if steps is not None and not find(name).cuts:
             able = ", ".join(one for one in experiments() if find(one).cuts)
             raise ValueError(f"{name} cannot be cut to {steps} steps; --steps works for {able}")
-    wanted = [Job(name, scale, seed, steps) for name in names for seed in seeds]
+    wanted = [Job(name, scale, seed, steps, again) for name in names for seed in seeds]
     todo = [job for job in wanted if again or not any(_recorded(job, store) for store in stores)]
     for job in todo:
         _keep_longer(job, stores[0])
@@ -162,9 +171,9 @@ def do_all(
     store: None records nothing: of several processes that train together all do the same jobs, and the first records.
     elsewhere: does the jobs in place of processes of this machine.
 
-    Two runs of one thread side by side are faster than one after the other on two (benchmarks/training.py). After an
-    interruption, Ctrl-C or SIGTERM, the runs in progress keep their checkpoints and no new one is begun. A run that
-    fails, whose process is killed or whose Result cannot be saved, keeps them too, and does not stop the others.
+    Two runs of one thread side by side are faster than one after the other on two. After an interruption,
+    Ctrl-C or SIGTERM, the runs in progress keep their checkpoints and no new one is begun. A run that fails, whose
+    process is killed or whose Result cannot be saved, keeps them too, and does not stop the others.
     """
     done = elsewhere or (_one_by_one if workers == 1 else partial(_side_by_side, workers=workers))
     with _terminated_as_interrupted():
@@ -172,9 +181,11 @@ def do_all(
             if isinstance(found, Result) and store is not None:
                 try:
                     store.save(found)
-                    shutil.rmtree(job.folder, ignore_errors=True)
+                    job.clear()
                 except Exception as fault:
                     found = fault
+            elif isinstance(found, UnusableFolder) and store is not None and not job.again and _recorded(job, store):
+                found = _there(job, store)  # by the command that was using the folder
             yield job, found
 
 
