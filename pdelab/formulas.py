@@ -55,25 +55,25 @@ def diameter(u: Tensor) -> Tensor:
 
 
 def averaging_growth(tokens: int) -> float:
-    """½(1 + √(N/2)), the largest Σ_i w_i·(Pw)_i for averages P (rows ≥ 0 of sum 1), Σ_i w_i = 0 and Σ_i|w_i|² = 1.
+    """½(1 + S), the largest Σ_i w_i·(Pw)_i for averages P (rows ≥ 0 of sum 1), Σ_i w_i = 0 and Σ_i|w_i|² = 1.
 
-    For even N, N ≥ 2; a little less for odd N.
+    S is `averaging_size`. It is attained for every N ≥ 2 and any number of features.
 
     >>> averaging_growth(8)
     1.5
     """
-    return (1 + math.sqrt(tokens / 2)) / 2
+    return (1 + averaging_size(tokens)) / 2
 
 
 def averaging_size(tokens: int) -> float:
-    """√(N/2), the largest √Σ_i|(Pw)_i − mean|² for the same P and w: how much averages may spread the tokens.
+    """S = √(2⌊N/2⌋⌈N/2⌉/N), the largest √Σ_i|(Pw)_i − mean|² for the same P and w: how far averages spread tokens.
 
-    For even N, N ≥ 2; for odd N the largest is a little less, √((N² − 1)/(2N)).
+    √(N/2) for even N, √((N² − 1)/(2N)) for odd N; attained for every N ≥ 2.
 
     >>> averaging_size(8)
     2.0
     """
-    return math.sqrt(tokens / 2)
+    return math.sqrt(2 * (tokens // 2) * ((tokens + 1) // 2) / tokens)
 
 
 def variance_share(tokens: Tensor | float, features: int) -> Tensor:

@@ -179,12 +179,12 @@ def push_constants(
     network: float = 0.0,
     leak: float = 0.0,
 ) -> PushConstants:
-    """λ = f − κ + Σ_h min(√c_h, ½(1 + √(N/2)))‖V_h‖, K = f + Σ_h min(√c_h, √(N/2))‖V_h‖, Λ = f − κ + Σ_h‖V_h‖.
+    """λ = f − κ + Σ_h min(√c_h, ½(1 + S))‖V_h‖, K = f + Σ_h min(√c_h, S)‖V_h‖, Λ = f − κ + Σ_h‖V_h‖.
 
     For F = Att + FFN − κu on N tokens, any scores and masks: ⟨u − μ, F(u) − F(μ)⟩ ≤ λσ², the spread of Att + FFN is at
-    most Kσ, and δ' ≤ Λδ. No N-free constant serves for λ or K. values: ‖V_h‖, one for each head; columns: c_h, the
-    largest column sum of each head's weights, which is never below 1, if it is known; network: f, a Lipschitz constant
-    of FFN; leak: κ.
+    most Kσ, and δ' ≤ Λδ. S = √(2⌊N/2⌋⌈N/2⌉/N) is √(N/2) for even N, a little less for odd N; no N-free constant serves
+    for λ or K. values: ‖V_h‖, one for each head; columns: c_h, the largest column sum of each head's weights, which is
+    never below 1, if it is known; network: f, a Lipschitz constant of FFN; leak: κ.
 
     >>> push_constants(8, [2.0, 1.0], network=1.0, leak=2.0)
     PushConstants(growth=3.5, lipschitz=7.0, diameter=2.0)

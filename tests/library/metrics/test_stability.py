@@ -319,18 +319,29 @@ def test_padding_changes_no_diameter_margin():
     close(torch.cat([diameter_margin(s, **settings) for s in sequences]), diameter_margin(u, mask=mask, **settings))
 
 
-@pytest.mark.parametrize("tokens", [2, 4, 10, 64])
+@pytest.mark.parametrize("tokens", [2, 3, 4, 5, 10, 63, 64])
 def test_averages_reach_what_they_may_do_to_the_spread(tokens):
-    """Two leading tokens ±α, the others at ±β, each half attending to its leader: by brute force over α."""
-    half = tokens // 2
-    alpha = torch.linspace(1 / math.sqrt(tokens), math.sqrt(0.5), 2001, dtype=torch.float64)
-    beta = ((1 - 2 * alpha**2).clamp(min=0) / max(tokens - 2, 1)).sqrt()
-    product = 2 * alpha * (alpha + (half - 1) * beta)  # Σ w_i (Pw)_i, with (Pw)_i = ±α
+    """Two leading tokens, the others in two halves, each half attending to its leader: by brute force over the lead."""
+    first = torch.arange(tokens) < tokens // 2
+    w = torch.where(first, 1.0, -1.0).double().repeat(4001, 1)
+    w = w - w.mean(dim=1, keepdim=True)
+    lead = torch.linspace(0, 8, len(w), dtype=torch.float64)
+    w[:, 0] += lead
+    w[:, -1] -= lead
+    looked_at = torch.where(first, w[:, :1], w[:, -1:])
+    product = (w * looked_at).sum(dim=1) / w.square().sum(dim=1)
     assert product.max().item() == pytest.approx(formulas.averaging_growth(tokens), rel=1e-5)
+
     w = torch.zeros(1, tokens, 1, dtype=torch.float64)
-    w[:, 0], w[:, half] = math.sqrt(0.5), -math.sqrt(0.5)
-    looked_at = torch.cat([w[:, :1].expand(1, half, 1), w[:, half : half + 1].expand(1, half, 1)], dim=1)
+    w[:, 0], w[:, -1] = math.sqrt(0.5), -math.sqrt(0.5)
+    looked_at = torch.where(first[:, None], w[:, :1], w[:, -1:])
     close(spread(looked_at) / spread(w), torch.tensor([formulas.averaging_size(tokens)], dtype=torch.float64))
+
+
+def test_an_odd_number_of_tokens_is_pushed_apart_less():
+    assert push_constants(3, 1.0).growth == pytest.approx((1 + math.sqrt(4 / 3)) / 2)
+    assert push_constants(3, 1.0).lipschitz == pytest.approx(math.sqrt(4 / 3))
+    assert push_constants(7, 1.0).growth == pytest.approx((1 + math.sqrt(48 / 14)) / 2)
 
 
 def test_push_constants_use_the_smaller_of_two_bounds_for_each_head():

@@ -77,14 +77,14 @@ def one_sided(u, A, V, W, U, *, values=1.0, network=1.0) -> Tensor:
 
 
 def average_growth(w, logits, V, *, values=1.0) -> Tensor:
-    """⟨w, PVw⟩ ≤ ½(1 + √(N/2))‖V‖ ‖w‖² for fields of mean zero and every P with rows ≥ 0 of sum 1."""
+    """⟨w, PVw⟩ ≤ ½(1 + √(N/2))‖V‖ ‖w‖², N even, for fields of mean zero and every P with rows ≥ 0 of sum 1."""
     w = centred(w)
     gained = inner(w, logits.softmax(dim=-1) @ w @ V.mT)
     return gained / (values * averaging_growth(w.shape[-2]) * norm2(V) * inner(w, w))
 
 
 def average_size(w, logits, V, *, values=1.0) -> Tensor:
-    """‖PVw − mean‖ ≤ √(N/2) ‖V‖ ‖w‖ for the same fields and P."""
+    """‖PVw − mean‖ ≤ √(N/2) ‖V‖ ‖w‖, N even, for the same fields and P."""
     w = centred(w)
     spread_out = spread(logits.softmax(dim=-1) @ w @ V.mT)
     return spread_out / (values * averaging_size(w.shape[-2]) * norm2(V) * size(w))
@@ -307,8 +307,8 @@ def euler(
     """σ₁ ≤ qσ₀, q = max{1 − Δt(g₀ + κ − K), Δt(g_ε + κ + K) − 1}: one Euler step of u' = G(u) − κu + S; also δ for σ.
 
     The hypotheses are met by construction: margin as in `decay`, place: where Δt lies in (0, 2/(g_ε + κ + K)). Where κ
-    is so large that no γ ≥ 0 gives this margin, γ = 0 does. For the spread K = √(N/2)‖V‖ + ‖U‖‖W‖, for the diameter
-    ‖V‖ + ‖U‖‖W‖.
+    is so large that no γ ≥ 0 gives this margin, γ = 0 does. For the spread K = S‖V‖ + ‖U‖‖W‖ with S of
+    `averaging_size`, for the diameter ‖V‖ + ‖U‖‖W‖.
     """
     measure, margin_of = MEASURES[of]
     most = averaging_size(u.shape[-2]) if of == "spread" else 1.0

@@ -173,12 +173,12 @@ class Constants:
 
     @property
     def lipschitz(self) -> float:
-        """K = √(N/2) ‖V‖ + f: the spread of Att + FFN is at most Kσ."""
+        """K = S‖V‖ + f, S of `averaging_size`: the spread of Att + FFN is at most Kσ."""
         return self.push.lipschitz
 
     @property
     def growth(self) -> float:
-        """λ = ½(1 + √(N/2))‖V‖ + f − κ."""
+        """λ = ½(1 + S)‖V‖ + f − κ."""
         return self.push.growth
 
     @property
