@@ -40,14 +40,14 @@ from pdelab.watching import (
     evaluating,
     is_added,
     left_as_it_was,
-    main_chain,
+    padding_seen,
+    stages_of,
     tensors,
     with_first,
 )
 
 FIELD = "a field (batch, token, feature)"
-NAME_THEM = f"name the layers with blocks=[…], modules that each map {FIELD} to one, or put yours into modules that do"
-UNSPLIT = "take each layer as one step with whole=True, or name others with blocks=[…]"
+UNSPLIT = "take each layer as one step with whole=True"
 
 
 class Unreadable(ValueError):
@@ -105,6 +105,8 @@ class _Block:
     out: Field | None = None
 
     def __call__(self, u: Field) -> Field:
+        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != self.u.shape[-1]:
+            raise ValueError(f"{self.name} maps {FIELD} like {tuple(self.u.shape)}; u is {described(u)}")
         args, kwargs = self.with_stream(self.args, self.kwargs or {}, u.clone())  # it may be changed in place
         with evaluating(self.module):
             return self.result(u, self.module.forward(*args, **kwargs))
@@ -155,7 +157,7 @@ class _Writes:
 class Recording:
     """A model's run as a trajectory, and the model, which can be run again with another stream.
 
-    output: what the model returned. names: of the layers.
+    output: what the model returned. names: of the layers. notes: what is to be known of it, layers not read for one.
     """
 
     model: nn.Module
@@ -167,10 +169,12 @@ class Recording:
     _blocks: tuple[_Block, ...]
     _writes: tuple[_Writes, ...]
     _read: Callable[..., tuple[tuple[Stage, ...], _Writes]]  # how layers were read
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        kind = type(self._blocks[0].module).__name__ if self._blocks else ""
-        return f"Recording({len(self.names)} layers {kind}: {self.scheme}; {self.trajectory})"
+        kinds = ", ".join(dict.fromkeys(type(block.module).__name__ for block in self._blocks))
+        said = "; ".join([f"{len(self.names)} layers {kinds}: {self.scheme}", str(self.trajectory), *self.notes])
+        return f"Recording({said})"
 
     @property
     def scheme(self) -> str:
@@ -238,6 +242,8 @@ class Recording:
         write(at, u, delta): called where δ is added to the stream u; gives what goes on in place of u + δ, or None.
         step(l, u, f): called after layer l with its input u and the layer itself, f; gives u⁺, or None.
         inputs: others than those recorded, of the same kind.
+        Where both are given, what `step` gives stands in place of what `write` made of the layer; f is the layer as it
+        was. The output has no gradients; for these differentiate `rec.layer(l)`, or see `rec.gradients`.
 
             rec.rewrite(lambda at, u, delta: u + delta / 2)                     # Δt = ½ in every branch
             rec.rewrite(lambda at, u, delta: u if at.symbol == "R" else None)   # without feed-forward
@@ -250,6 +256,7 @@ class Recording:
             raise ValueError("write needs the writes of a layer, and whole=True took each layer as one; give step")
         args, kwargs = self._inputs if inputs is None else _arguments(self.model, inputs)
         now: list[tuple[int, Field]] = []  # the layer that runs, and its input
+        failed: list[TypeError] = []
 
         def change(done: Write, tracer: Tracer) -> Tensor | None:
             layer, u = now[-1]
@@ -261,7 +268,11 @@ class Recording:
             delta = done.delta.reshape(u.shape)
             parts = parts if len(parts) == len(symbols[number]) else [delta]
             at = At(layer, number, tuple(zip(symbols[number], parts, strict=True)))
-            new = write(at, done.before.reshape(u.shape), delta)
+            try:
+                new = write(at, done.before.reshape(u.shape), delta)
+            except TypeError as error:  # within u + δ Python takes it for "cannot be added", and drops it
+                failed.append(error)
+                raise
             return None if new is None else same_shape(new, u, "write")
 
         tracer = Tracer(change)
@@ -288,7 +299,12 @@ class Recording:
                 for module in dict.fromkeys(module for module, _ in self._calls):
                     stack.enter_context(tracer.listening(module))
                 stack.enter_context(tracer)
-            return self.model(*copied(args), **copied(kwargs))
+            try:
+                return self.model(*copied(args), **copied(kwargs))
+            except TypeError:
+                if failed:
+                    raise failed[0] from None
+                raise
 
     def gradients(self, loss: Callable[[Any], Tensor]) -> tuple[Field, ...]:
         """∂loss/∂u_l for every state u_0, …, u_L; loss: a function of the model's output that gives one number.
@@ -349,7 +365,9 @@ def record(
 
     inputs: the model's argument; a tuple, or a mapping of names to arguments, if it has several.
     mask: (batch, token), True where a token is real; unless given, the inputs' attention_mask.
-    blocks: the layers, as names or modules, where they are not to be found. whole: take each as one stage, unsplit.
+    blocks: the layers, as names or modules, where they are not found or others are wanted: of several rows, such as
+    stages of different width, the longest is read, of equal ones that with most weights, and `notes` has the others.
+    whole: take each as one stage, where layers are found and not their branches.
     keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
     A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
     at the tokens of another network is R. The model runs in evaluation mode, some eight times; it is afterwards what it
@@ -367,8 +385,9 @@ def record(
     args, kwargs = _arguments(model, inputs)
 
     with left_as_it_was(model):
-        found = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
-        return _recorded(model, found, (args, kwargs), mask, keep, _whole if whole else _read)
+        found, notes = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
+        rec = _recorded(model, found, (args, kwargs), mask, keep, _whole if whole else _read)
+    return replace(rec, notes=(*notes, *rec.notes))
 
 
 def _recorded(
@@ -382,8 +401,9 @@ def _recorded(
 ) -> Recording:
     """The recording of these layers; `known`: how they write, if that was measured before."""
     args, kwargs = inputs
-    found, output = _captured(found, lambda: model(*copied(args), **copied(kwargs)))
-    mask = _mask(mask, model, inputs, found[0].u)
+    with padding_seen(found[0].module, model) as seen:
+        found, output = _captured(found, lambda: model(*copied(args), **copied(kwargs)))
+    mask, notes = _mask(mask, model, inputs, found[0].u, seen)
     _check(found, mask)
     trajectory = Trajectory.of([*(block.u for block in found), found[-1].out], mask)
     found = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
@@ -393,7 +413,7 @@ def _recorded(
         stages.append(keep(row))
         writes.append(how)
     names = tuple(block.name for block in found)
-    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(writes), read)
+    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(writes), read, notes)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -422,20 +442,38 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
     return args, kwargs
 
 
-def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Module] | None) -> list[_Block]:
-    """The layers: the longest chain, or the calls of the modules that were named."""
-    calls = calls_of(model, run)
+def _found(
+    model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Module] | None
+) -> tuple[list[_Block], tuple[str, ...]]:
+    """The layers, the longest row or the calls of the modules that were named; and which others there are."""
+    calls, axes = calls_of(model, run)
+    notes: tuple[str, ...] = ()
+    lacking = "; tensors (token, feature) were seen: add an axis of examples, as x[None] does" if axes == {2} else ""
     if named is None:
-        row = main_chain(calls)
+        row, others = stages_of(calls)
+        if not row:
+            raise Unreadable(
+                f"no two modules in a row of {type(model).__name__} map {FIELD} to one"
+                + (lacking or "; put each layer into a module that does. blocks=[…] reads one layer alone")
+            )
         if left := next((call for call in calls if _belongs(call, row)), None):
-            layers = _around(model, row)
+            layers = _around(calls, row)
             if len(layers) > 1:
+                same = all(any(one.alive[-1].equal(x) for x in other.alive[:-1]) for one, other in pairwise(layers))
+                hint = "blocks=[…] with these reads them" if same else "move what happens between into their module"
                 raise Unreadable(
-                    f"{layers[0]} to {layers[-1]} do not hand on the very tensor that they made, each to the next; "
-                    f"{NAME_THEM}"
+                    f"{_span(layers)} do not hand on the very tensor that they made, each to the next; {hint}"
                 )
-            raise Unreadable(f"{left.name} does not get what {row[0].name} to {row[-1].name} hand on; {NAME_THEM}")
+            raise Unreadable(
+                f"{left.name} does not get what {_span(row)} hand on; move what happens between into a module, or "
+                "give blocks=[…] that hand on what they made"
+            )
         calls = row
+        notes = tuple(
+            f"{_span(other)} are not among the layers, a row of width {other[0].alive[-1].shape[-1]}: "
+            f"blocks=[{other[0].name!r}, …] reads them"
+            for other in others
+        )
     else:
         modules = dict(model.named_modules())
         instance("blocks", named, list, tuple, nn.ModuleList)
@@ -444,12 +482,11 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
             if not any(module is known for known in modules.values()):
                 raise ValueError(f"blocks must be names or modules of the model; {block!r} is none of them")
         calls = [call for call in calls if any(call.module is module for module in wanted)]
-    if not calls and named is None:
-        raise Unreadable(f"no two modules in a row of {type(model).__name__} map {FIELD} to one; {NAME_THEM}")
-    if not calls:
-        raise Unreadable(
-            f"no module of blocks, when the model runs, maps {FIELD} to one of its shape; give modules that do"
-        )
+        if not calls:
+            raise Unreadable(
+                f"no module of blocks, when the model runs, maps {FIELD} to one of its shape"
+                + (lacking or "; give modules that do")
+            )
     added = len(calls) > 1 and all(is_added(*pair) for pair in pairwise(calls))
 
     places = []
@@ -458,27 +495,27 @@ def _found(model: nn.Module, run: Callable[[], Any], named: Sequence[str | nn.Mo
         places.append((call.given.get(before) or next(iter(call.given.values())))[0])
     usual = places[-1][0]  # the first layer may get its input twice
     wheres = [usual if usual in row else row[0] for row in places]
-    return [
+    blocks = [
         _Block(call.name, call.module, call.number, where, added) for call, where in zip(calls, wheres, strict=True)
     ]
+    return blocks, notes
 
 
 def _belongs(call: Call, row: Sequence[Call]) -> bool:
     """Whether this is a call of a layer like these, in their list, that is not among them."""
     alike = [c for c in row if type(c.module) is type(call.module) and c.depth == call.depth]
-    lists = {c.name.rpartition(".")[0] for c in alike}
-    return call.name.rpartition(".")[0] in lists and all(c.module is not call.module for c in row)
+    return call.container in {c.container for c in alike} and all(c.module is not call.module for c in row)
 
 
-def _around(model: nn.Module, row: Sequence[Call]) -> list[str]:
-    """The names of the modules of one class in one list, if the row is inside one of them; else none."""
-    modules = dict(model.named_modules())
-    inside = row[0].name.rpartition(".")[0]
-    place = modules.get(inside.rpartition(".")[0]) if inside else None
-    if not isinstance(place, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-        return []
-    alike = [name for name, module in modules.items() if type(module) is type(modules[inside])]
-    return [name for name in alike if name.rpartition(".")[0] == inside.rpartition(".")[0]]
+def _around(calls: Sequence[Call], row: Sequence[Call]) -> list[Call]:
+    """The calls of what the row is a part of, and of modules of its class beside it."""
+    own = next((call for call in calls if call.name == row[0].container), None)
+    return [c for c in calls if own and type(c.module) is type(own.module) and c.container == own.container]
+
+
+def _span(calls: Sequence[Call]) -> str:
+    first, last = calls[0].name, calls[-1].name
+    return f"{first} to {last}" if first != last else f"the {len(calls)} calls of {first}"
 
 
 def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:
@@ -496,18 +533,32 @@ def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block]
         return full, run()
 
 
-def _mask(mask: Mask | None, model: nn.Module, inputs: tuple[tuple, dict[str, Any]], u: Field) -> Mask | None:
-    """The mask that was given, else the one among the inputs; a model of two sides has one for each: none is taken."""
+def _mask(
+    mask: Mask | None,
+    model: nn.Module,
+    inputs: tuple[tuple, dict[str, Any]],
+    u: Field,
+    seen: Sequence[tuple[str, Mask]],
+) -> tuple[Mask | None, tuple[str, ...]]:
+    """The mask that was given, else that of the inputs, else of torch's attention; and a note if there may be padding.
+
+    A model of two sides has one mask for each in its inputs: none is taken.
+    """
+    notes: tuple[str, ...] = ()
     if mask is None:
-        named = inspect.signature(model.forward).bind(*inputs[0], **inputs[1]).arguments
+        signature = inspect.signature(model.forward)
+        named = signature.bind(*inputs[0], **inputs[1]).arguments
         named |= named.get("kwargs", {})
-        two_sided = "decoder_attention_mask" in inspect.signature(model.forward).parameters
-        for name, sign in (("attention_mask", True), ("src_key_padding_mask", False)):
-            given = named.get(name)
-            if isinstance(given, Tensor) and given.shape == u.shape[:2] and not two_sided:
-                mask = given.bool() if sign else ~given.bool()
+        two_sided = "decoder_attention_mask" in signature.parameters
+        given = {"": named.get("attention_mask")} if not two_sided else {}
+        for name, found in (*given.items(), *seen):
+            if mask is None and isinstance(found, Tensor) and found.shape == u.shape[:2]:
+                if name:
+                    notes = (f"{name} got its padding index, and these tokens count: if they are padding, give mask",)
+                else:
+                    mask = found.bool()
     check_mask(mask, u)
-    return None if mask is None or bool(mask.all()) else mask
+    return None if mask is None or bool(mask.all()) else mask, () if mask is not None else notes
 
 
 def _check(found: list[_Block], mask: Mask | None) -> None:
@@ -522,15 +573,20 @@ def _check(found: list[_Block], mask: Mask | None) -> None:
         raise Unreadable("inputs must have a sequence of two real tokens or more: one alone shows no interaction")
     for before, after in pairwise(found):
         if before.out.shape != after.u.shape or (before.out.isfinite().all() and not before.out.equal(after.u)):
-            raise Unreadable(f"between {before.name} and {after.name} something else changes the stream; {NAME_THEM}")
+            raise Unreadable(
+                f"between {before.name} and {after.name} something else changes the stream; move it into a module, or "
+                "give blocks that follow each other"
+            )
     if first.out.isfinite().all():
         _check_again(first, first(first.u))
     others = torch.arange(len(first.u), device=first.u.device) % 2 == 1
     if others.any():
         moved = first(torch.where(others[:, None, None], first.u, _nudge(first.u)))
         if (precise(moved) - precise(first.out))[others].abs().amax() > _rounding(first.out) * first.out.abs().amax():
+            torchs = isinstance(first.module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
             raise Unreadable(
-                "examples of a batch change each other; does it want (token, batch, feature)? Set batch_first=True"
+                "examples of a batch change each other; where the stream is (token, batch, feature), "
+                + ("set batch_first=True" if torchs else f"let each layer take {FIELD}")
             )
 
 
@@ -538,7 +594,8 @@ def _check_again(block: _Block, out: Field) -> None:
     if not out.equal(block.out):
         raise Unreadable(
             f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "
-            "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off"
+            "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off; a "
+            "model that makes the cache itself must run without one"
         )
 
 

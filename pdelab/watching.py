@@ -113,10 +113,18 @@ class Call:
     alive: list[Tensor]  # kept, so that no other tensor gets their ids
     made: Name | None = None
 
+    @property
+    def container(self) -> str:
+        return self.name.rpartition(".")[0]
 
-def calls_of(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
-    """Every call that makes a new field of a field of the same shape, in the order in which they ended."""
+
+def calls_of(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], set[int]]:
+    """Every call that makes a new field of a field of the same shape, in the order in which they ended.
+
+    Beside them how many axes the tensors of floating-point numbers have that modules get.
+    """
     calls: list[Call] = []
+    axes: set[int] = set()
     stack: list[Call] = []
     count: dict[nn.Module, int] = defaultdict(int)
 
@@ -125,8 +133,10 @@ def calls_of(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
             fields = [
                 (place, x)
                 for place, x in (*enumerate(args), *kwargs.items())
-                if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()
+                if isinstance(x, Tensor) and x.is_floating_point()
             ]
+            axes.update(x.ndim for _, x in fields)
+            fields = [(place, x) for place, x in fields if x.ndim == 3]
             given: dict[Name, tuple[list[int | str], torch.Size]] = {}
             for place, x in fields:
                 given.setdefault(name_of(x), ([], x.shape))[0].append(place)
@@ -150,7 +160,25 @@ def calls_of(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
             hooks.callback(module.register_forward_pre_hook(begin(name), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(end, with_kwargs=True).remove)
         run()
-    return calls
+    return calls, axes
+
+
+def stages_of(calls: Sequence[Call]) -> tuple[list[Call], list[list[Call]]]:
+    """The main chain, or one beside it that is longer; and the others, stages of another width for example.
+
+    They stand in other lists, just as deep: layers of the same classes, or a chain of modules that have parts.
+    """
+    row = main_chain(calls)
+    kinds = {type(call.module) for call in row}
+    lists: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        if row and call.depth == row[0].depth and any(call.module.children()) and call.name[-1:].isdigit():
+            lists[call.container].append(call)
+    for place in {call.container for call in row}:
+        lists.pop(place, None)
+    beside = [row, *(c for c in lists.values() if kinds & {type(call.module) for call in c} or main_chain(c))]
+    longest = max(beside, key=lambda calls: len(main_chain(calls)))
+    return main_chain(longest) if longest is not row else row, [calls for calls in beside if calls is not longest]
 
 
 def main_chain(calls: Sequence[Call]) -> list[Call]:
@@ -164,9 +192,6 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
         modules = dict.fromkeys(call.module for call in row)
         return sum(p.numel() for module in modules for p in module.parameters()), len(row)
 
-    def container(call: Call) -> str:
-        return call.name.rpartition(".")[0]
-
     def best(fits: Callable[[Call, Call], bool]) -> list[Call]:
         rows: dict[Name, list[list[Call]]] = defaultdict(list)
         found: list[list[Call]] = []
@@ -179,8 +204,8 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
         return max((row for row in found if len(row) > 1), key=weight, default=[])
 
     row = best(lambda one, other: type(one.module) is type(other.module))
-    place = container(row[0]) if row else None
-    mixed = best(lambda one, other: container(one) == container(other) and place in (None, container(one)))
+    place = row[0].container if row else None
+    mixed = best(lambda one, other: one.container == other.container and place in (None, one.container))
     return max(row, mixed, _added_row(calls), key=weight)
 
 
@@ -233,6 +258,36 @@ def at_layers(
             hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         yield
+
+
+@contextmanager
+def padding_seen(layer: nn.Module, model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Where tokens are real, as torch's attention of this layer to its own tokens is told.
+
+    And, under the name of an embedding with a padding index, where tokens have another.
+    """
+    seen: list[tuple[str, Tensor]] = []
+
+    def attention(module, args, kwargs):
+        given = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
+        if given.get("key_padding_mask") is not None and given["query"] is given["key"]:
+            seen.append(("", given["key_padding_mask"] == 0))  # True or −∞ at padding
+
+    def embedding(name: str):
+        def hook(module, args):
+            if args and (padding := args[0] == module.padding_idx).any():
+                seen.append((name, ~padding))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for part in layer.modules():
+            if isinstance(part, nn.MultiheadAttention):
+                hooks.callback(part.register_forward_pre_hook(attention, with_kwargs=True).remove)
+        for name, part in model.named_modules():
+            if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+                hooks.callback(part.register_forward_pre_hook(embedding(name)).remove)
+        yield seen
 
 
 @dataclass
