@@ -52,6 +52,8 @@ def run(
         raise click.UsageError(f"--jobs makes no sense with {other}")
     if address and _many():
         raise click.UsageError("--cluster makes no sense with torchrun: start the one or the other")
+    if address and not quiet:
+        click.echo(f"connecting to {address}", err=True)
 
     with _together(), _cluster(address) if address else nullcontext() as cluster:
         if group()[0] > 0:

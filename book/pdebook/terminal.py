@@ -28,7 +28,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            fail("stopped; what is recorded stays", STOPPED)
+            fail("stopped; what is recorded stays, and the same command goes on", STOPPED)
         except BrokenPipeError:  # the reader, such as `head`, has seen enough: click ends quietly
             raise
         except cache.DataMissing as error:

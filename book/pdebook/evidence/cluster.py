@@ -1,5 +1,7 @@
 """Run jobs on a Dask cluster: a worker makes a Result, and the command, on its own machine, records it."""
 
+import logging
+import socket
 import sys
 import threading
 import time
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from distributed import Client, Event, Future, KilledWorker, as_completed, get_client, get_worker
+from distributed.comm import parse_address, parse_host_port
 from distributed.worker import thread_state
 from tqdm.auto import tqdm
 
@@ -18,6 +21,7 @@ from pdebook.evidence.run import Job, Killed, Outcome, Stopped, do
 from pdelab import __version__
 from pdelab.training import TOLD, patience
 
+_SECONDS = 10  # for a scheduler to answer
 _ALONE = threading.Lock()  # torch has one generator and one number of threads per process
 
 
@@ -51,7 +55,9 @@ class Cluster:
             while not arriving.is_empty():
                 if asked and not told:
                     told = True
-                    self._stop(futures, stop)
+                    begun = self._stop(futures, stop)
+                    words = f"waiting for {begun} runs to keep what they have; Ctrl-C again leaves them"
+                    tqdm.write(words, file=sys.stderr)
 
                 for future in arriving.next_batch(block=False):
                     bar.update()
@@ -63,19 +69,23 @@ class Cluster:
         if told and not reported:
             raise KeyboardInterrupt
 
-    def _stop(self, futures: Iterable[Future], stop: Event) -> None:
-        """Workers keep what they are at, which then arrives; what waits is taken back."""
+    def _stop(self, futures: Iterable[Future], stop: Event) -> int:
+        """Workers keep what they are at, which then arrives, so many; what waits is taken back."""
+        begun = set()
         with suppress(OSError):  # the scheduler is gone as well
             stop.set()
             begun = {key for keys in self.client.processing().values() for key in keys}
             self.client.cancel([future for future in futures if future.key not in begun])
+        return len(begun.intersection(future.key for future in futures))
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Cluster]:
     """The cluster whose scheduler has this address."""
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what happens is said in our words
     try:
-        client = Client(address, set_as_default=False)
+        _greeted(address)
+        client = Client(address, set_as_default=False, timeout=_SECONDS)
     except (OSError, ValueError) as error:
         words = f"no scheduler answers at --cluster {address}; `dask scheduler` starts one and prints its address"
         raise ConnectionError(words) from error
@@ -83,10 +93,18 @@ def connected(address: str) -> Iterator[Cluster]:
         yield Cluster(client)
 
 
+def _greeted(address: str) -> None:
+    """Raises if there is no scheduler, for which Client would wait long: one speaks first, with what it can do."""
+    scheme, place = parse_address(address)
+    with socket.create_connection(parse_host_port(place), _SECONDS) as line:
+        if scheme == "tcp" and b"pickle-protocol" not in line.recv(4096):
+            raise ConnectionError
+
+
 def _outcome(future: Future) -> Outcome:
     """What a worker gave back, or why it gave nothing."""
     if future.cancelled():
-        return Killed("the scheduler is gone; start one, and the same command goes on with what is left")
+        return Killed("the scheduler is gone; start it and the workers, and the same command goes on with what is left")
     try:
         return future.result()
     except KilledWorker:
@@ -105,6 +123,10 @@ def _there(job: Job, device: str, threads: int, stop: str, version: str) -> Outc
     with _ALONE, _listening(stop) as told:
         if told:
             return Stopped("stopped before it began")
+        if job.again and not (mark := job.folder / stop).exists():  # it does, where another worker had begun
+            job.clear()
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
         token = TOLD.set(told)
         try:
             return do(job, device, 0, threads)
