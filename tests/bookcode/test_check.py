@@ -2,6 +2,7 @@ import contextlib
 import math
 import re
 import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -203,3 +204,16 @@ def test_an_answer_that_does_not_end_is_stopped(monkeypatch):
         check.call(for_ever, hint="Count.")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert check.call(lambda: 3) == 3
+
+
+def test_an_answer_that_has_to_wait_for_the_processor_has_three_times_as_long(monkeypatch):
+    """Sleep stands for what other programs compute."""
+
+    def slow(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    monkeypatch.setattr(check, "LIMIT", 0.4)
+    assert check.call(slow, 0.6) == 0.6
+    with pytest.raises(check.NotYet, match="slow ran for"):
+        check.call(slow, 60)
