@@ -11,6 +11,7 @@ off.
 
 import argparse
 import ast
+import contextlib
 import copy
 import os
 import re
@@ -20,8 +21,9 @@ from pathlib import Path
 import handout
 import nbformat
 import yaml
-from exercises import ROOT
-from grading.kit import Exercise, Kit, Unknown, make
+from exercises import ROOT, SAYS
+from grading.judge import Ended, Judge, Worker
+from grading.kit import Exercise, Kit, make
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 from plain import pages, plain, title
 
@@ -179,6 +181,24 @@ def name(text: str) -> str:
     return text
 
 
+def tried(kit: Kit) -> None:
+    """The private solutions pass their checks as they will be graded, and each wrong answer hears its words."""
+    judge = Judge(kit, "secret")
+    for exercise in (one for one in kit.exercises if one.coded and one.chapter not in pages()):
+        answer = "\n\n".join(exercise.solutions)
+        wrong = [(one.partition("\n")[0].removeprefix(SAYS).strip(), f"{answer}\n\n{one}") for one in exercise.wrong]
+        with contextlib.closing(Worker(judge.hidden)) as worker:
+            for words, source in [("", answer), *wrong]:
+                worker.begin(exercise.chapter, exercise.setup, [(1, source)])
+                passed, said = judge._checked(exercise, worker)
+                if passed == bool(words) or words not in said:
+                    what = f"the wrong answer that says {words!r}" if words else "the solution"
+                    raise ValueError(f"{exercise.chapter}, exercise {exercise.label}: the check says of {what}: {said}")
+            worker.begin(exercise.chapter, exercise.setup, [(1, answer)])
+            if exercise.inputs and judge._drawn(exercise, worker):
+                raise ValueError(f"{exercise.chapter}, exercise {exercise.label}: the solution fails on drawn inputs")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="one notebook of exercises to hand out")
     parser.add_argument("name", type=name)
@@ -190,7 +210,8 @@ def main() -> int:
         parser.error(f"--private must be a folder; {options.private} is none")
     try:
         kit = make(options.name, options.exercises, pdelab.__version__, options.private)
-    except Unknown as error:
+        tried(kit)
+    except (ValueError, KeyError, yaml.YAMLError, Ended, TimeoutError) as error:
         parser.error(str(error))
     folder = FOLDER / kit.name
     (folder / "student").mkdir(parents=True, exist_ok=True)
@@ -201,6 +222,8 @@ def main() -> int:
         path = folder / f"{kit.name}_{options.export}.ipynb"
         write_atomically(path, nbformat.writes(EXPORTS[options.export](kit)) + "\n")
         print(f"For {options.export}: {path.relative_to(ROOT)}, which holds the solutions.")
+    for one in kit.exercises:
+        print(f"{one.label}: {one.kind}, {one.points:g} points")
     coded = sum(one.coded for one in kit.exercises)
     print(f"{len(kit.exercises)} exercises, {coded} of them graded by the machine, {kit.points:g} points.")
     print(f"Hand out {(folder / 'student').relative_to(ROOT)}; keep the rest.")

@@ -14,6 +14,7 @@ import json
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from exercises import ROOT
 from grading import isolation, report
 from grading.judge import CannotStart, Judge, Outcome
 from grading.kit import Kit
-from grading.submissions import Submission, read_class
+from grading.submissions import Submission, entries, read_class
 from tqdm import tqdm
 
 import pdelab
@@ -55,8 +56,7 @@ class Records:
         return self.folder / f"{file_name(submission.student)}.json"
 
     def digest(self, submission: Submission) -> str:
-        held = submission.content or b""
-        return hashlib.sha256(self.of_kit.encode() + _bytes(submission.student) + b"\n" + held).hexdigest()
+        return hashlib.sha256(_bytes(f"{self.of_kit}{submission.student}\n{submission.digest}")).hexdigest()
 
     def read(self, submission: Submission) -> list[Outcome] | None:
         path = self.path(submission)
@@ -88,23 +88,26 @@ class Results:
 def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
     """Grade the class and write everything; gives back lines to print at the end."""
     secret = secret_of(out)
-    hidden = [place, out, *(path for path in (marks, gradebook) if path)]
+    hidden = [place, out, *map(Path, filter(None, (marks, gradebook, kit.private)))]
     found = judged(kit, place, Judge(kit, secret, hidden), Records(out / "records", kit, secret))
 
     keys = keys_of(kit, found, secret)
-    marks = marks or out / "marks.csv"  # what a person filled in is never lost
-    given = report.read_marks(marks.read_text(encoding="utf-8-sig"), kit, keys) if marks.exists() else {}
+    given: report.Marks = {}
+    for path in (out / "marks.csv", marks):  # what a person filled in is never lost
+        if path and path.exists():
+            text = report.decoded(path.read_bytes())[0]
+            given = report.merged(given, report.read_marks(text, kit, keys, report.digests(kit, found.outcomes)))
 
     write_pages(kit, found, out, given, keys, secret)
     report.write(out / "marks.csv", report.marks_to_fill(kit, found.outcomes, keys, given))
-    report.write(out / "grades.csv", report.table(kit, found.outcomes, beside(kit, found, secret), given))
+    report.write(out / "grades.csv", report.table(kit, found.outcomes, beside(kit, found, secret, given), given))
     return [*summary(kit, found, out, given), *(filled(kit, found, out, given, gradebook) if gradebook else [])]
 
 
 def judged(kit: Kit, place: Path, judge: Judge, records: Records) -> Results:
     """Every submission once; what was graded already is read."""
     found = Results()
-    with tqdm(list(read_class(place, kit)), unit="student") as bar:
+    with tqdm(read_class(place, kit), total=len(entries(place, kit)), unit="student") as bar:  # one in memory at a time
         for submission in bar:
             bar.set_postfix_str(submission.student[:20])
             outcomes = records.read(submission)
@@ -120,13 +123,17 @@ def judged(kit: Kit, place: Path, judge: Judge, records: Records) -> Results:
 
 
 def keys_of(kit: Kit, found: Results, secret: str) -> dict[tuple[str, str], str]:
-    """(student, label) -> under what an answer stands on its page, in place of a name."""
+    """(student, label) -> under what an answer stands on its page: of the number, which a namesake does not change."""
+    shared = Counter(found.numbers.values())
+    who = {student: number if shared[number] == 1 and number else student for student, number in found.numbers.items()}
     both = ((student, one.label) for student in found.outcomes for one in kit.exercises)
-    return {pair: hashlib.sha256(_bytes(secret + "".join(pair))).hexdigest()[:6] for pair in both}
+    return {(name, label): hashlib.sha256(_bytes(secret + who[name] + label)).hexdigest()[:12] for name, label in both}
 
 
 def write_pages(kit: Kit, found: Results, out: Path, given: report.Marks, keys: dict, secret: str) -> None:
     """A page for each student, and one for each exercise."""
+    for old in (out / "feedback").glob("*.html"):  # of a name that a namesake has changed
+        old.unlink()
     for student, outcomes in found.outcomes.items():
         page = report.feedback(kit, student, outcomes, given.get(student, {}))
         report.write(out / "feedback" / f"{file_name(student)}.html", page)
@@ -136,11 +143,13 @@ def write_pages(kit: Kit, found: Results, out: Path, given: report.Marks, keys: 
         report.write(out / "answers" / f"{exercise.label}.html", page)
 
 
-def beside(kit: Kit, found: Results, secret: str) -> dict[str, dict[str, str]]:
+def beside(kit: Kit, found: Results, secret: str, given: report.Marks) -> dict[str, dict[str, str]]:
     """What stands in grades.csv beside the points: what a person should look at, and how it was graded."""
     same, made = report.copies(kit, found.shapes), {}
     for student, outcomes in found.outcomes.items():
         flags = [f"{one.label}: {flag}" for one in outcomes for flag in one.flags] + same.get(student, [])
+        again = ((label, mark.before) for label, mark in given.get(student, {}).items() if mark.before)
+        flags += [f"{label}: another answer than the one marked {points}: mark it again" for label, points in again]
         made[student] = {
             "look at": "; ".join(flags),
             "version": pdelab.__version__,
@@ -163,9 +172,10 @@ def summary(kit: Kit, found: Results, out: Path, given: report.Marks) -> list[st
 def filled(kit: Kit, found: Results, out: Path, given: report.Marks, gradebook: Path) -> list[str]:
     """A copy of the gradebook with its column filled, and words on it."""
     totals = report.totals(kit, found.outcomes, given)
-    text, missing = report.fill(gradebook.read_text(encoding="utf-8-sig"), kit, totals, found.numbers)
+    text, encoding = report.decoded(gradebook.read_bytes())
+    text, missing = report.fill(text, kit, totals, found.numbers)
     path = out / f"filled-{gradebook.name}"
-    report.write(path, text)
+    report.write(path, text, encoding)
     return [f"Gradebook filled: {path}", *([f"Not in the gradebook: {', '.join(missing)}"] if missing else [])]
 
 
@@ -191,7 +201,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     except CannotStart as error:
-        print(f"Nothing was graded: {error}", file=sys.stderr)
+        print(f"Stopped; what is graded is kept. {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("Stopped. What is graded is kept; the same command goes on.", file=sys.stderr)

@@ -23,7 +23,9 @@ from grading.kit import Exercise, Kit
 from grading.submissions import Submission
 from pdebook import check
 
+BEGIN = 300.0  # seconds that a process may take to start, on a machine that is busy with other things
 START = 90.0  # seconds that all cells of a submission together may take; a call has check.LIMIT
+TOTAL = 300.0  # seconds that we wait for one submission, cells and calls of all its exercises together
 CHANGING = (np.ndarray, torch.Tensor, torch.nn.Module)
 DRAWS = 20  # further inputs that an answer must agree on with the solution
 
@@ -42,7 +44,8 @@ class Worker:
     Each chapter has names of its own there, so that one chapter's setup does not change another's.
     """
 
-    def __init__(self, hidden: Sequence[Path]):
+    def __init__(self, hidden: Sequence[Path], left: float = TOTAL):
+        self.left = BEGIN
         self.folder = tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True)
         ours, theirs = _pipes()
         environment = {"PATH": os.environ["PATH"], "HOME": self.folder.name, "OMP_NUM_THREADS": "1"}
@@ -64,11 +67,13 @@ class Worker:
         self.codec = codec.Codec(self.call, objects=True, reads_objects=False)
 
         try:
-            self._receive(START)
+            self._receive(BEGIN)
         except (Ended, TimeoutError) as error:
             errors.seek(0)
-            said = errors.read().decode(errors="replace")[-500:]
+            said = errors.read().decode(errors="replace")[-500:] or str(error)
+            self.close()
             raise CannotStart(f"no process for submissions can be started here ({isolation.kind()}): {said}") from error
+        self.left = left  # seconds that we go on waiting for it
         self.parts: dict[str, dict] = {}  # chapter -> the problems of its cells and the functions that they define
         hook = isolation.kind() == isolation.HOOK
         folders = {"hidden": list(map(str, hidden)), "kept": list(map(str, isolation.kept()))}
@@ -133,12 +138,22 @@ class Worker:
             raise Ended("ended the process") from error
 
     def _receive(self, seconds: float) -> dict:
-        end = time.monotonic() + seconds
+        started = time.monotonic()
+        try:
+            return self._message(started + min(seconds, self.left), f"{seconds:.0f} seconds")
+        except TimeoutError:
+            if seconds < self.left:
+                raise
+            raise TimeoutError(f"took longer than {TOTAL:g} seconds in all") from None
+        finally:
+            self.left -= time.monotonic() - started
+
+    def _message(self, end: float, limit: str) -> dict:
         while b"\n" not in self.buffer:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.read], [], [], left)[0]:
                 self.stop()
-                raise TimeoutError(f"took longer than {seconds:g} seconds")
+                raise TimeoutError(f"took longer than {limit}")
             part = os.read(self.read, 1 << 20)
             if not part:
                 self.stop()
@@ -227,25 +242,43 @@ class Running:
     def __init__(self, submission: Submission, hidden: Sequence[Path]):
         self.submission, self.hidden = submission, hidden
         self.process: Worker | None = None
+        self.left = TOTAL
         self.failed: dict[str, Exception] = {}  # by chapter
+        self.only: dict[str, list] = {}  # by chapter, the definitions of cells that do not end
+        self.notes: dict[str, list[str]] = {}
 
     def worker(self, exercise: Exercise) -> Worker:
         """A living process in which the exercise's chapter has begun."""
         if exercise.chapter in self.failed:
             raise self.failed[exercise.chapter]
-        if self.process is None or not self.process.alive:
-            self.close()
-            self.process = Worker(self.hidden)
-        if exercise.chapter not in self.process.parts:
-            try:
-                self.process.begin(exercise.chapter, exercise.setup, self.submission.cells_of(exercise))
-            except (TimeoutError, Ended) as error:
+        try:
+            return self._begun(exercise, self.only.get(exercise.chapter))
+        except TimeoutError as error:  # a loop in one cell costs nothing but what it would have made
+            if exercise.chapter in self.only or self.process.left <= 0:
                 self.failed[exercise.chapter] = error
                 raise
+            self.only[exercise.chapter] = self.submission.definitions(exercise)
+            self.notes[exercise.chapter] = [f"Your cells {error}, so their definitions alone were run."]
+            return self.worker(exercise)
+        except Ended as error:
+            self.failed[exercise.chapter] = error
+            raise
+
+    def _begun(self, exercise: Exercise, cells: list[tuple[int, str]] | None) -> Worker:
+        if self.process is None or not self.process.alive:
+            self.close()
+            try:
+                self.process = Worker(self.hidden, self.left)
+            except CannotStart:  # once may be a machine that was busy
+                self.process = Worker(self.hidden, self.left)
+        if exercise.chapter not in self.process.parts:
+            cells = self.submission.cells_of(exercise) if cells is None else cells
+            self.process.begin(exercise.chapter, exercise.setup, cells)
         return self.process
 
     def close(self) -> None:
         if self.process is not None:
+            self.left = self.process.left
             self.process.close()
             self.process = None
 
@@ -273,6 +306,9 @@ class Judge:
                     outcome = Outcome(exercise.label, 0, "This answer is looked at by a person.", [flag])
                 outcome.seconds = round(time.monotonic() - started, 1)
                 found.append(outcome)
+            for exercise, outcome in zip(self.kit.exercises, found, strict=True):  # last: no error tells what was drawn
+                if outcome.points and exercise.inputs:
+                    self._compare(exercise, submission, running, outcome)
         finally:
             running.close()
         return found
@@ -281,8 +317,10 @@ class Judge:
         if submission.fault:
             return Outcome(exercise.label, 0, submission.fault)
         if not exercise.coded:
-            said = "Your answer is read by a person." if submission.answer(exercise) else "There is no answer here."
-            return Outcome(exercise.label, 0, said)
+            answer = submission.answer(exercise)
+            gone = [] if answer or submission.asked(exercise) else ["its question is gone: look into the notebook"]
+            said = "Your answer is read by a person." if answer or gone else "There is no answer here."
+            return Outcome(exercise.label, 0, said, gone)
 
         self._setup(exercise)  # before a line of the submission runs
         flags = submission.flags(exercise)
@@ -290,7 +328,7 @@ class Judge:
             worker = running.worker(exercise)
             part = worker.parts[exercise.chapter]
             problems = [f"Cell {number} stopped with {kind}: {text}" for number, kind, text in part["problems"]]
-            notes = [*submission.notes, *problems]
+            notes = [*submission.notes, *running.notes.get(exercise.chapter, []), *problems]
             missing = [name for name in exercise.names if name not in part["functions"]]
             if missing:
                 return Outcome(exercise.label, 0, _missing(missing[0], submission, notes), flags)
@@ -325,24 +363,34 @@ class Judge:
                 count = said.getvalue().count("✓")
                 done = f"{count} part{'s' * (count != 1)} passed. " if count else ""
                 return False, f"{done}Not yet. {error}"
-        differs = self._drawn(exercise, worker)
-        words = "All checks passed."
-        return not differs, words if not differs else f"{words} {differs}"
+        return True, "All checks passed."
 
-    def _drawn(self, exercise: Exercise, worker: Worker) -> str:
-        """Words for an answer that differs from the solution on inputs drawn from the course's secret; else none."""
-        if not exercise.inputs:
-            return ""
+    def _compare(self, exercise: Exercise, submission: Submission, running: "Running", outcome: Outcome) -> None:
+        """Take the points of an answer that differs from the solution on drawn inputs."""
+        started = time.monotonic()
+        try:
+            differs = self._drawn(exercise, running.worker(exercise), submission.digest)
+        except (TimeoutError, Ended) as error:
+            differs = f"On other inputs, your cells {error}."
+        if differs:
+            outcome.points, outcome.words = 0, f"{outcome.words} {differs}"
+        outcome.seconds = round(outcome.seconds + time.monotonic() - started, 1)
+
+    def _drawn(self, exercise: Exercise, worker: Worker, digest: str = "") -> str:
+        """Words for an answer that differs from the solution on inputs drawn from the course's secret; else none.
+
+        digest: of the submission, which gets inputs of its own.
+        """
         names = self._setup(exercise)
         for source in exercise.solutions:
             exec(compile(source, "solution", "exec"), names)
-        names["draw"] = np.random.default_rng(list(exercise.seed(self.secret)))
+        names["draw"] = np.random.default_rng(list(exercise.seed(self.secret + digest)))
         name = exercise.names[0]
         for _ in range(DRAWS):
             arguments = eval(exercise.inputs, names)
             want = names[name](*_copies(arguments))
             try:
-                agree = _agree(worker.functions(exercise.chapter)(name, arguments), want)
+                agree = _agree(worker.functions(exercise.chapter)(name, arguments), want, exercise.tolerance)
             except (TimeoutError, Ended):
                 raise
             except Exception:
@@ -352,14 +400,16 @@ class Judge:
         return ""
 
 
-def _agree(got: object, want: object) -> bool:
-    """The same numbers up to rounding, in the same dicts and lists; a list will do for an array."""
+def _agree(got: object, want: object, tolerance: float) -> bool:
+    """The same numbers up to this share of them, in the same dicts and lists; a list will do for an array."""
     if isinstance(want, dict):
-        return isinstance(got, dict) and got.keys() == want.keys() and all(_agree(got[k], want[k]) for k in want)
+        same = isinstance(got, dict) and got.keys() == want.keys()
+        return same and all(_agree(got[k], want[k], tolerance) for k in want)
     if isinstance(want, list | tuple):
-        return len(got) == len(want) and all(map(_agree, got, want))
+        return len(got) == len(want) and all(_agree(*both, tolerance) for both in zip(got, want, strict=True))
     got, want = (np.asarray(one.detach() if hasattr(one, "detach") else one, dtype=float) for one in (got, want))
-    return got.shape == want.shape and bool(np.allclose(got, want, rtol=1e-5, atol=1e-8, equal_nan=True))
+    close = {"rtol": tolerance, "atol": tolerance / 1000, "equal_nan": True}
+    return got.shape == want.shape and bool(np.allclose(got, want, **close))
 
 
 def _copies(arguments: Sequence) -> list:

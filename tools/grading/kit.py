@@ -27,6 +27,7 @@ class Unknown(ValueError):
 class Exercise:
     """One exercise as the judge needs it. names: the functions asked for, none where the answer is in words.
 
+    tolerance: how far an answer may be from the solution on drawn inputs, as a share of it.
     symbols: what the letters of its chapter stand for, in one line.
     """
 
@@ -41,7 +42,9 @@ class Exercise:
     stubs: list[str] = field(default_factory=list)
     solutions: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     inputs: str = ""
+    tolerance: float = 1e-5
     forbidden: list[str] = field(default_factory=list)
     rubric: str = ""
     symbols: str = ""
@@ -55,18 +58,26 @@ class Exercise:
         """Whether it wants words, beside code or alone: it has a question that is no hint."""
         return "?" in self.text.partition("{admonition}")[0]
 
+    @property
+    def kind(self) -> str:
+        """How it is answered: a proof, words or code, with a plot, and whether further inputs are drawn."""
+        proof = re.search(r"\b[Pp]rov|[Ss]how that", self.text)
+        parts = ["code" if self.coded else "proof" if proof else "words"]
+        return ", ".join(parts + ["run and plot"] * ("run and plot" in self.title) + ["drawn"] * bool(self.inputs))
+
     def seed(self, secret: str) -> bytes:
-        """From which further inputs are drawn: the same for a whole class, and another in another course."""
+        """From which further inputs are drawn, others for each secret."""
         return hashlib.sha256(f"{secret}\n{self.label}".encode()).digest()
 
 
 @dataclass
 class Kit:
-    """An assignment by its name, with the version of the book that it comes from."""
+    """An assignment by its name, with the version of the book, and the private folder, that it comes from."""
 
     name: str
     version: str
     exercises: list[Exercise]
+    private: str = ""
 
     @property
     def points(self) -> float:
@@ -78,7 +89,7 @@ class Kit:
     @classmethod
     def read(cls, path: Path) -> "Kit":
         held = json.loads(path.read_text(encoding="utf-8"))
-        return cls(held["name"], held["version"], [Exercise(**one) for one in held["exercises"]])
+        return cls(**held | {"exercises": [Exercise(**one) for one in held["exercises"]]})
 
     @property
     def given(self) -> set[str]:
@@ -130,10 +141,12 @@ def _of(path: Path, known: dict, symbols: str) -> Iterator[Exercise]:
     setup = [cell.source for cell in book.setup_cells(notebook)]
     for one, text in zip(book.exercises(notebook, path.stem), texts, strict=True):
         own = known.get(one.label, {})
+        if not (title := TITLE.search(text)):
+            raise ValueError(f"{path.name}, exercise {one.label}: the title must stand behind ```{{exercise}}")
         code = [cell.source for cell in one.solutions if cell.cell_type == "code"]
         yield Exercise(
             label=one.label,
-            title=TITLE.search(text)[1],
+            title=title[1],
             chapter=path.stem,
             points=own.get("points", 1),
             text=text,
@@ -143,7 +156,9 @@ def _of(path: Path, known: dict, symbols: str) -> Iterator[Exercise]:
             stubs=[book.stub(source) for source in code],
             solutions=code or [cell.source for cell in one.solutions],
             checks=[cell.source for cell in one.checks],
+            wrong=[cell.source for cell in one.wrong],
             inputs=own.get("inputs", ""),
+            tolerance=own.get("tolerance", 1e-5),
             forbidden=own.get("not", []),
             rubric=own.get("rubric", ""),
             symbols=symbols,
@@ -168,4 +183,4 @@ def make(name: str, wanted: Sequence[str], version: str, private: Path | None = 
             )
     if doubled := {one.label for one in chosen if chosen.count(one) > 1}:
         raise Unknown(f"named twice: {', '.join(sorted(doubled))}")
-    return Kit(name, version, chosen)
+    return Kit(name, version, chosen, str(private.resolve()) if private else "")

@@ -1,11 +1,16 @@
 """What grading leaves behind: grades.csv, feedback pages, answers side by side, gradebooks filled in."""
 
+import contextlib
 import csv
+import hashlib
 import html
 import io
+import json
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from grading.judge import Outcome
@@ -21,15 +26,17 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # nothi
 
 
 class Mark(NamedTuple):
-    """What a person gave: points, or none, and words to the student."""
+    """What a person gave: points, or none, and words to the student; before: points for an answer that has changed."""
 
     points: float | None
     comment: str = ""
+    before: str = ""
 
 
 Class = Mapping[str, Sequence[Outcome]]  # student -> outcomes in the order of the kit
 Marks = Mapping[str, Mapping[str, Mark]]  # student -> label -> mark
-COLUMNS = ["label", "answer", "points", "comment"]
+COLUMNS = ["label", "answer", "points", "comment", "before", "of"]
+END = re.compile(r" \(.*\)$")  # of a column's name: a number in Canvas, a kind in Moodle
 
 
 def page(title: str, body: str) -> str:
@@ -67,9 +74,10 @@ def side_by_side(exercise: Exercise, answers: Iterable[tuple[str, Outcome]], see
 
 
 def _part(kind: str, content: str) -> str:
-    """Text and code as they are typed, for nothing in them to run; a picture, which is known to be a PNG."""
+    """Text and code as they are typed, for nothing in them to run; a picture, which is known to be a PNG or JPEG."""
     if kind == "picture":
-        return f'<p><img alt="a plot of this answer" src="data:image/png;base64,{html.escape(content)}"></p>'
+        source = f"data:image/{'jpeg' if content.startswith('/9j/') else 'png'};base64,{html.escape(content)}"
+        return f'<p><img alt="a picture of this answer" src="{source}"></p>'
     return f"<pre class={'text' if kind == 'text' else 'code'}>{html.escape(content)}</pre>"
 
 
@@ -82,9 +90,9 @@ def copies(kit: Kit, shapes: Mapping[str, Mapping[str, str]]) -> dict[str, list[
             if len(shape := held.get(exercise.label, "")) > 400:
                 groups.setdefault(shape, []).append(student)
         for together in groups.values():
-            for student in together if len(together) > 1 else ():
-                others = ", ".join(one for one in together if one != student)
-                found.setdefault(student, []).append(f"{exercise.label}: same code as {others}")
+            for student in together if len(together) > 1 else ():  # all are named once, beside the first
+                others = together[:1] if student != together[0] else together[1:]
+                found.setdefault(student, []).append(f"{exercise.label}: same code as {', '.join(others)}")
     return found
 
 
@@ -106,11 +114,12 @@ def totals(kit: Kit, graded: Class, marks: Marks) -> dict[str, float]:
 
 
 def _points(kit: Kit, outcomes: Sequence[Outcome], marks: Mapping[str, Mark]) -> dict[str, float | None]:
-    """label -> points, by a person or else by the machine; None where nobody gave any yet."""
+    """label -> points, by a person or else by the machine, 0 for no words; None where nobody gave any yet."""
     found: dict[str, float | None] = {}
     for one, outcome in zip(kit.exercises, outcomes, strict=True):
         given = marks.get(one.label, Mark(None)).points
-        found[one.label] = outcome.points if given is None and one.coded else given
+        machine = one.coded or not (outcome.answer or outcome.flags)
+        found[one.label] = (outcome.points if one.coded else 0.0) if given is None and machine else given
     return found
 
 
@@ -121,38 +130,87 @@ def unmarked(kit: Kit, graded: Class, marks: Marks) -> int:
 
 
 def marks_to_fill(kit: Kit, graded: Class, keys: Mapping[tuple[str, str], str], marks: Marks) -> str:
-    """marks.csv: a row per answer, by the key under which it stands on its page; what is filled in stays."""
+    """marks.csv: a row per answer, by the key under which it stands on its page; what is filled in stays.
+
+    of: which answer it was, for the points move to `before` when another is handed in.
+    """
+    now = digests(kit, graded)
     rows = []
     for exercise in sorted(kit.exercises, key=lambda one: (one.coded, one.label)):
         for key, student in sorted((keys[student, exercise.label], student) for student in graded):
-            points, comment = marks.get(student, {}).get(exercise.label, Mark(None))
+            points, comment, before = marks.get(student, {}).get(exercise.label, Mark(None))
             shown = "" if points is None else f"{points:g}"
-            rows.append(dict(zip(COLUMNS, (exercise.label, key, shown, comment), strict=True)))
+            values = (exercise.label, key, shown, comment, before, now[student, exercise.label])
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
     return _csv(rows)
 
 
-def read_marks(text: str, kit: Kit, keys: Mapping[tuple[str, str], str]) -> dict[str, dict[str, Mark]]:
-    """student -> label -> what a person gave; a wrong row is named."""
+def digests(kit: Kit, graded: Class) -> dict[tuple[str, str], str]:
+    """(student, label) -> digest of the answer that a person reads."""
+    return {
+        (student, one.label): hashlib.sha256(json.dumps(outcome.answer).encode()).hexdigest()[:8]
+        for student, outcomes in graded.items()
+        for one, outcome in zip(kit.exercises, outcomes, strict=True)
+    }
+
+
+def decoded(content: bytes) -> tuple[str, str]:
+    """The text of a table and its encoding, as spreadsheets write them."""
+    known = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    marked = [name for mark, name in known.items() if content.startswith(mark)]
+    for encoding in (*marked, "utf-8", "cp1252"):
+        with contextlib.suppress(UnicodeDecodeError):
+            return content.decode(encoding), encoding
+    raise ValueError("a table is neither in UTF-8 nor in Windows' own encoding: save it as CSV UTF-8")
+
+
+def separator(text: str) -> str:
+    """Comma, semicolon or tab, whichever the first line has most of."""
+    return max(",;\t", key=text.partition("\n")[0].count)
+
+
+def read_marks(text: str, kit: Kit, keys: Mapping[tuple[str, str], str], now: Mapping = MappingProxyType({})) -> Marks:
+    """student -> label -> what a person gave; a wrong row is named. now: the digests of the answers as they are."""
     whose = {(label, key): student for (student, label), key in keys.items()}
     most = {one.label: one.points for one in kit.exercises}
-    rows = csv.DictReader(io.StringIO(text))
+    rows = csv.DictReader(io.StringIO(text), delimiter=separator(text))
     if not set(COLUMNS[:3]) <= set(rows.fieldnames or ()):  # or a list of other separators would be read as empty
-        raise ValueError(f"marks.csv must begin with the line {','.join(COLUMNS)}; not {text.partition(chr(10))[0]!r}")
+        head = ",".join(COLUMNS[:4])
+        raise ValueError(f"marks.csv must begin with the line {head}; not {text.partition(chr(10))[0]!r}")
 
     found: dict[str, dict[str, Mark]] = {}
     for number, row in enumerate(rows, start=2):
-        given, comment = (row["points"] or "").strip(), (row.get("comment") or "").strip()
-        if not (given or comment):
+        given, comment, before, of = ((row.get(name) or "").strip() for name in COLUMNS[2:])
+        if not (given or comment or before):
             continue
         student = whose.get((row["label"], row["answer"]))
         try:
-            points = float(given) if given else None
+            points = float(given.replace(",", ".")) if given else None
         except ValueError:
             points = -1.0
-        if student is None or not 0 <= (points or 0) <= most[row["label"]]:
+        if student is None:
+            raise ValueError(
+                f"marks.csv, line {number}: no answer {row['answer']} to {row['label']} is among the submissions: "
+                "is this the whole class?"
+            )
+        if not 0 <= (points or 0) <= most[row["label"]]:
             raise ValueError(f"marks.csv, line {number}: label, answer and points from 0 to the most; not {row}")
         comment = comment[1:] if comment == _harmless(comment[1:]) else comment
-        found.setdefault(student, {})[row["label"]] = Mark(points, comment)
+        if points is not None and of and of != now.get((student, row["label"]), of):
+            points, before = None, given
+        found.setdefault(student, {})[row["label"]] = Mark(points, comment, before if points is None else "")
+    return found
+
+
+def merged(first: Marks, second: Marks) -> Marks:
+    """Both; where both gave something, the second counts."""
+    found = {student: dict(marks) for student, marks in first.items()}
+    for student, marks in second.items():
+        for label, new in marks.items():
+            old = found.setdefault(student, {}).get(label, Mark(None))
+            points = old.points if new.points is None else new.points
+            before = (new.before or old.before) if points is None else ""
+            found[student][label] = Mark(points, new.comment or old.comment, before)
     return found
 
 
@@ -162,25 +220,30 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
     Students are found by their number (Canvas: ID; Moodle: Identifier), else by their name, whatever its order. Rows,
     other columns, and rows of students who handed in nothing stay as they are.
     """
-    dialect = "\r\n" if "\r\n" in text else "\n"
-    rows = list(csv.reader(io.StringIO(text)))
+    dialect = {"delimiter": separator(text), "lineterminator": "\r\n" if "\r\n" in text else "\n"}
+    quoting = csv.QUOTE_ALL if text.lstrip("\ufeff").startswith('"') else csv.QUOTE_MINIMAL
+    rows = list(csv.reader(io.StringIO(text), delimiter=dialect["delimiter"]))
     if not rows:
         raise ValueError("GRADEBOOK is empty; export it with its rows of students")
     head = [name.strip().lstrip("\ufeff") for name in rows[0]]
-    columns = [n for n, name in enumerate(head) if name == "Grade" or name.split(" (")[0] == kit.name]
+    columns = [n for n, one in enumerate(head) if one == "Grade" or END.sub("", one).split(": ")[-1] == kit.name]
+    columns = [n for n in columns if head[n].endswith(" (Real)")] or columns  # and not the percentage beside it
     people = [n for n, name in enumerate(head) if name in ("Student", "Full name", "Name")]
+    parts = [n for n, name in enumerate(head) if name in ("First name", "Last name", "Surname")]
+    comma = dialect["delimiter"] != "," and re.search(r"\d,\d", text)
     ids = [n for n, name in enumerate(head) if name in ("ID", "Identifier")]
-    if len(columns) != 1 or not (people or ids):
+    if len(columns) != 1 or not (people or ids or parts):
         raise ValueError(
-            f"GRADEBOOK needs a column {kit.name} (Canvas) or Grade (Moodle), and the students' names; "
-            f"its columns are {', '.join(head)}"
+            f"GRADEBOOK needs a column {kit.name} (Canvas), or one column Grade or Assignment: {kit.name} (Moodle), "
+            f"and the students' names; its columns are {', '.join(head)}"
         )
 
     left = dict(totals)
     by_number = {_number(row[ids[0]]): row for row in rows[1:] if ids and ids[0] < len(row)}
     by_name: dict[str, list] = {}
     for row in rows[1:]:
-        for name in {_letters(row[n]) for n in people if n < len(row)} - {""}:
+        whole = "".join(row[n] for n in parts if n < len(row))
+        for name in {_letters(row[n]) for n in people if n < len(row)} | {_letters(whole)} - {""}:
             by_name.setdefault(name, []).append(row)
     for student in list(left):
         row = by_number.get(numbers.get(student) or "nobody")
@@ -188,9 +251,10 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
             (row,) = found
         if row is not None:
             row += [""] * (columns[0] + 1 - len(row))
-            row[columns[0]] = f"{left.pop(student):g}"
+            points = f"{left.pop(student):g}"
+            row[columns[0]] = points.replace(".", ",") if comma else points
     made = io.StringIO()
-    csv.writer(made, lineterminator=dialect).writerows(rows)
+    csv.writer(made, quoting=quoting, **dialect).writerows(rows)
     return made.getvalue(), sorted(left)
 
 
@@ -216,6 +280,6 @@ def _harmless(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, encoding: str = "utf-8") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode("utf-8", "backslashreplace"))  # half an emoji is no reason to stop
+    write_atomically(path, text.encode(encoding, "backslashreplace"))  # half an emoji is no reason to stop

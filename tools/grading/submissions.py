@@ -3,9 +3,11 @@
 import ast
 import base64
 import binascii
-import contextlib
+import copy
+import hashlib
 import json
 import re
+import stat
 import struct
 import zipfile
 from collections import Counter
@@ -16,13 +18,18 @@ from pathlib import Path, PurePosixPath
 
 from grading.kit import Exercise, Kit, bare
 
-LARGEST = 500 << 20  # bytes of one notebook
-PICTURE, PIXELS, PICTURES = 2 << 20, 30_000_000, 12  # bytes and pixels of one, and how many of one answer are shown
+LARGEST, PARTS = 50 << 20, 1_000_000  # bytes of one notebook, and the lists and dicts in it: each takes memory
+PICTURE, PIXELS, PICTURES = 4 << 20, 60_000_000, 12  # bytes and pixels of one, and how many of one answer are shown
+NOTEBOOK = re.compile(r"\.(ipynb(\.\w+)?|json)$", re.IGNORECASE)  # as browsers and mail programs rename them
+DOWNLOAD = re.compile(r"(?: \((\d+)\)|-(\d+))?$")  # the second download of one name, or the second attempt in Canvas
+INLINE = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)")
+ATTACHED = re.compile(r"!\[[^\]]*\]\(\s*attachment:([^)\s]*)[^)]*\)")
 MARK = re.compile(r"<!-- (ex-[\w-]+|chapter) -->")
 MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?$")
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?:_LATE)?_(?P<id>\d+)_\d+_")
-TOO_LARGE = f"(A picture of more than {PICTURE >> 20} MB, or none at all, is left out: look into the notebook.)"
-SUSPECT = ("exec", "eval", "open", "compile", "__import__", "getattr", "globals")
+LEFT_OUT = f"(A picture is left out, as it is no PNG or JPEG of at most {PICTURE >> 20} MB: look into the notebook.)"
+LINK = "This is a link to another place. Hand in the file itself."
+SUSPECT = ("exec", "eval", "open", "compile", "__import__", "getattr", "globals", "vars", "importlib.import_module")
 
 
 @dataclass
@@ -32,26 +39,35 @@ class Submission:
     student: str
     number: str  # in the course's system, where the name of the file tells it
     kit: Kit
-    content: bytes | None
+    content: bytes | str | None  # words where it cannot be read
     notes: list[str] = field(default_factory=list)
     sections: dict[int, str | None] = field(default_factory=dict)  # cell -> chapter of the exercise that it follows
 
     @cached_property
     def _read(self) -> tuple[list[dict], str]:
         """The cells of the notebook, or the words for a file that is none."""
+        if isinstance(self.content, str):
+            return [], self.content
         if self.content is None:
             return [], "There is no notebook (.ipynb) in this submission."
         if not self.content.strip():
             return [], "This file is empty."
         if len(self.content) > LARGEST:
             return [], f"This file has more than {LARGEST >> 20} MB. Clear its outputs and hand it in again."
+        if self.content.count(b"[") + self.content.count(b"{") > PARTS:
+            return [], f"This file is no notebook: it has more than {PARTS} parts."
         try:
             held = json.loads(_text(self.content, self.notes))
             cells = held["cells"] if "cells" in held else [c for sheet in held["worksheets"] for c in sheet["cells"]]
             plain = [_plain(cell) for cell in cells]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
             return [], "This file is not a notebook, whatever its name says. Download it again as .ipynb."
         return plain, ""
+
+    @property
+    def digest(self) -> str:
+        held = self.content if isinstance(self.content, bytes) else repr(self.content).encode()
+        return hashlib.sha256(held).hexdigest()
 
     @property
     def fault(self) -> str:
@@ -85,6 +101,19 @@ class Submission:
         asked = {one for other in self.kit.exercises if other.chapter == exercise.chapter for one in other.names}
         return own if asked <= _defines(own) else self.cells
 
+    def definitions(self, exercise: Exercise) -> list[tuple[int, str]]:
+        """The same cells with imports, functions, classes and plain values alone: what is left of cells without end."""
+        kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+        return [
+            (
+                n,
+                "\n".join(
+                    ast.unparse(node) for node in _parsed([source]) if isinstance(node, kept) or _plain_value(node)
+                ),
+            )
+            for n, source in self.cells_of(exercise)
+        ]
+
     @cached_property
     def functions(self) -> list[ast.FunctionDef]:
         """The functions that the student's cells define at their top level, in order."""
@@ -114,21 +143,33 @@ class Submission:
             elif inside and bare(source) not in self.kit.given | stubs:
                 found.append(("code", source.strip()))
             if inside:
-                found += [("picture", one) if _shown(one) else ("text", TOO_LARGE) for one in cell["pictures"]]
+                found += [("picture", one) if _shown(one) else ("text", LEFT_OUT) for one in cell["pictures"]]
         if exercise.coded and not any(kind == "code" for kind, _ in found):  # it stands elsewhere
             found.append(("code", self.code(exercise)))
         pictures = [one for one in found if one[0] == "picture"][PICTURES:]
         return [one for one in found if one[1] and one not in pictures]
 
+    def asked(self, exercise: Exercise) -> bool:
+        """Whether the question still stands in the notebook, so that what follows it can be found."""
+        marks = (MARK.search(cell["source"]) for cell in self._read[0] if cell["kind"] == "markdown")
+        return any(mark and mark[1] == exercise.label for mark in marks)
+
     def flags(self, exercise: Exercise) -> list[str]:
         """What a person should look at; never a deduction."""
         tree = ast.parse("\n".join(source for _, source in self.cells))
-        called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        held = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
-        found = [f"uses {name}" for name in exercise.forbidden if any(_names(one, name) for one in held)]
+        aliases = _aliases(tree)
+        called = {_whole(node.func, aliases) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        held = {_whole(node, aliases) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+        held |= set(aliases.values())
+        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # vars(laws)["basin_edge"]
+        found = [
+            f"uses {name}"
+            for name in exercise.forbidden
+            if name.rpartition(".")[2] in said or any(_names(one, name) for one in held)
+        ]
         found += [f"calls {name}" for name in SUSPECT if name in called]
         targets = [t for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets]
-        if any(ast.unparse(target).split(".")[0] == "check" for target in targets):
+        if any("check" in _whole(target, aliases).split(".") for target in targets):
             found.append("changes the check")
         if self.shape(exercise) == shape(_parsed(exercise.solutions), exercise.names):
             found.append("is the book's own solution")
@@ -140,9 +181,10 @@ class Submission:
         return found
 
     def shape(self, exercise: Exercise) -> str:
-        with contextlib.suppress(RecursionError):  # of code that is nested too deeply
+        try:
             return shape(self.functions, exercise.names)
-        return ""
+        except (RecursionError, MemoryError, ValueError):  # of code that is nested too deeply
+            return ""
 
 
 def _parsed(sources: Sequence[str]) -> list[ast.stmt]:
@@ -150,11 +192,48 @@ def _parsed(sources: Sequence[str]) -> list[ast.stmt]:
 
 
 def shape(nodes: Sequence[ast.stmt], names: Sequence[str]) -> str:
-    """The bodies of these functions, the last of each name, without docstrings and spacing: equal for copies."""
+    """The bodies of these functions, the last of each name, without docstrings, spacing and the names of their own
+    variables: equal for copies."""
     last = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    held = [last[name] for name in names if name in last]
+    held = [_unnamed(last[name]) for name in names if name in last]
     bodies = [node.body[1:] if ast.get_docstring(node) is not None else node.body for node in held]
     return "\n".join(ast.dump(ast.Module(body, [])) for body in bodies)
+
+
+def _unnamed(function: ast.FunctionDef) -> ast.FunctionDef:
+    """With a number in place of each parameter and variable, in the order in which they appear."""
+    function, own = copy.deepcopy(function), {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+            own.setdefault(node.arg if isinstance(node, ast.arg) else node.id, f"_{len(own)}")
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg | ast.Name):
+            key = "arg" if isinstance(node, ast.arg) else "id"
+            setattr(node, key, own.get(getattr(node, key), getattr(node, key)))
+    return function
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """What a name stands for, of imports and of other names: L -> laws, b -> laws.basin_edge."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
+            found |= {one.asname or one.name: module + one.name for one in node.names if one.asname or module}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
+            found |= {one.id: _whole(node.value, found) for one in node.targets if isinstance(one, ast.Name)}
+    return found
+
+
+def _whole(node: ast.expr, aliases: dict[str, str]) -> str:
+    """The name as it would be without aliases."""
+    first, dot, rest = ast.unparse(node).partition(".")
+    return aliases.get(first, first) + dot + rest
+
+
+def _plain_value(node: ast.stmt) -> bool:
+    """x = 3, and nothing that runs."""
+    return isinstance(node, ast.Assign) and not any(isinstance(one, ast.Call) for one in ast.walk(node))
 
 
 def _functions(cells: list[tuple[int, str]]) -> list[ast.FunctionDef]:
@@ -193,28 +272,48 @@ def _text(content: bytes, notes: list[str]) -> str:
 def _plain(cell: dict) -> dict:
     source = cell.get("source", cell.get("input", ""))
     source = "".join(source) if isinstance(source, list) else source
-    plain = source.replace("\r\n", "\n").replace("\r", "\n")
-    return {"kind": cell["cell_type"], "source": plain, "pictures": _pictures(cell)}
+    plain, pictures = source.replace("\r\n", "\n").replace("\r", "\n"), _pictures(cell)
+    if cell["cell_type"] == "markdown":
+        attached = cell.get("attachments") or {}
+        pictures += [""] * sum(one not in attached for one in ATTACHED.findall(plain))
+        pictures += INLINE.findall(plain)
+        plain = INLINE.sub("picture", ATTACHED.sub("(picture)", plain))
+    return {"kind": cell["cell_type"], "source": plain, "pictures": pictures}
 
 
 def _pictures(cell: dict) -> list[str]:
-    """The PNGs that a cell shows or has attached, as base64; every other kind can hold a script or an address."""
+    """The PNGs and JPEGs that a cell shows or has attached, as base64; nothing for a picture of another kind."""
     try:
         held = [output.get("data", {}) for output in cell.get("outputs", [])] + [*cell.get("attachments", {}).values()]
-        found = [one["image/png"] for one in held if "image/png" in one]
-        return ["".join("".join(one).split()) for one in found]
+        shown = [one for one in held if any(kind.startswith("image/") for kind in one)]
+        return ["".join("".join(one.get("image/png", one.get("image/jpeg", ""))).split()) for one in shown]
     except (AttributeError, TypeError):
         return []
 
 
 def _shown(picture: str) -> bool:
-    """Whether it is a PNG, and no larger than a page can bear."""
+    """Whether it is a PNG or a JPEG, and no larger than a page can bear."""
     try:
-        head = base64.b64decode(picture, validate=True)[:24] if len(picture) * 3 // 4 <= PICTURE else b""
-        width, height = struct.unpack(">II", head[16:24])
+        held = base64.b64decode(picture, validate=True) if len(picture) * 3 // 4 <= PICTURE else b""
+        width, height = _size(held)
     except (binascii.Error, struct.error, ValueError):
         return False
-    return head.startswith(b"\x89PNG\r\n\x1a\n") and width * height <= PIXELS
+    return 0 < width * height <= PIXELS
+
+
+def _size(held: bytes) -> tuple[int, int]:
+    """Width and height as a PNG or a JPEG states them; every other kind can hold a script or an address."""
+    if held.startswith(b"\x89PNG\r\n\x1a\n"):
+        return struct.unpack(">II", held[16:24])
+    at = 2 if held.startswith(b"\xff\xd8") else len(held)
+    while at < len(held):  # from segment to segment, to the one that states the size
+        mark, kind, length = struct.unpack(">BBH", held[at : at + 4])
+        if mark != 0xFF:
+            break
+        if kind in range(0xC0, 0xD0) and kind not in (0xC4, 0xC8, 0xCC):
+            return struct.unpack(">HH", held[at + 5 : at + 9])
+        at += 2 + length
+    return 0, 0
 
 
 def without_magics(source: str) -> str:
@@ -230,17 +329,8 @@ def without_magics(source: str) -> str:
 
 
 def read_class(place: Path, kit: Kit) -> Iterator[Submission]:
-    """The submissions in a folder or a zip, one per student, in order of their names; the last notebook counts."""
-    files_in = list(_files(place))
-    tops = {name.parts[0] for name, _ in files_in}
-    inside = [len(name.parts) > 2 or (len(name.parts) > 1 and CANVAS.match(name.name)) for name, _ in files_in]
-    if len(tops) == 1 and all(inside):  # one folder around them all
-        files_in = [(PurePosixPath(*name.parts[1:]), read) for name, read in files_in]
-    found: dict[tuple[str, str], list] = {}
-    for name, read in files_in:
-        entry = found.setdefault(_who(name), [])
-        if name.suffix == ".ipynb":
-            entry.append((name.name, read))
+    """The submissions in a folder or a zip, one per student, in order of their names; each is read when it is due."""
+    found = entries(place, kit)
     twice = Counter(student for student, _ in found)
     for student, number in sorted(found):
         files, called = found[student, number], student if twice[student] == 1 else f"{student} {number}"
@@ -250,26 +340,57 @@ def read_class(place: Path, kit: Kit) -> Iterator[Submission]:
         yield submission
 
 
+def entries(place: Path, kit: Kit) -> dict[tuple[str, str], list]:
+    """(student, number) -> name of the file and a function that reads it, for each notebook; the last is the newest."""
+    files_in = list(_files(place))
+    tops = {name.parts[0] for name, _ in files_in}
+    inside = [len(name.parts) > 2 or (len(name.parts) > 1 and CANVAS.match(name.name)) for name, _ in files_in]
+    if len(tops) == 1 and all(inside):  # one folder around them all
+        files_in = [(PurePosixPath(*name.parts[1:]), read) for name, read in files_in]
+    found: dict[tuple[str, str], list] = {}
+    for name, read in files_in:
+        entry = found.setdefault(_who(name), [])
+        if NOTEBOOK.search(name.name) or read is _link:
+            entry.append((name.name, read))
+
+    def age(file: tuple) -> tuple:
+        """A notebook before other files, of the assignment's name, by name and number, and of one name the last."""
+        name, read = file
+        stem = NOTEBOOK.sub("", name)
+        last, kind = DOWNLOAD.search(stem), name.lower().endswith(".ipynb")
+        parts = re.split(r"(\d+)", stem[: last.start()])
+        parts[1::2] = [int(part[-18:]) for part in parts[1::2]]
+        return read is not _link, kit.name in name, kind, parts, int(last[1] or last[2] or 0)
+
+    return {who: sorted(files, key=age) for who, files in found.items()}
+
+
+def _link() -> str:
+    return LINK
+
+
 def _files(place: Path):
     """(path inside the place, function that reads it) for all files, in order."""
     if place.is_dir():
         for path in sorted(place.rglob("*")):
             inside = PurePosixPath(path.relative_to(place).as_posix())
-            if path.is_file() and not path.is_symlink() and not _junk(inside):
-                yield inside, path.read_bytes
+            if (path.is_symlink() or path.is_file()) and not _junk(inside):
+                yield inside, _link if path.is_symlink() else lambda path=path: _start(path.open("rb"))
         return
     if not zipfile.is_zipfile(place):
         raise ValueError(f"SUBMISSIONS must be a folder or a zip file; {place} is neither")
     archive = zipfile.ZipFile(place)
     for info in sorted(archive.infolist(), key=lambda one: one.filename):
-        inside = PurePosixPath(info.filename)
-        if not info.is_dir() and not _junk(inside):
+        inside = PurePosixPath(*(part for part in PurePosixPath(info.filename).parts if part not in ("..", "/")))
+        if inside.parts and not info.is_dir() and not _junk(inside):
+            link = stat.S_ISLNK(info.external_attr >> 16)
+            yield inside, _link if link else lambda info=info: _start(archive.open(info))
 
-            def read(info=info) -> bytes:
-                with archive.open(info) as file:
-                    return file.read(LARGEST + 1)  # a bomb ends here
 
-            yield inside, read
+def _start(file) -> bytes:
+    """As much of the file as is read: a bomb ends here."""
+    with file:
+        return file.read(LARGEST + 1)
 
 
 def _junk(path: PurePosixPath) -> bool:
@@ -283,4 +404,4 @@ def _who(path: PurePosixPath) -> tuple[str, str]:
     for part in path.parts[:-1]:
         if match := MOODLE.match(part):
             return match["name"], match["id"]
-    return (path.parts[0] if len(path.parts) > 1 else path.stem), ""
+    return (path.parts[0] if len(path.parts) > 1 else PurePosixPath(NOTEBOOK.sub("", path.name)).stem), ""
