@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from pdebook.chapters.crowd import laws, measure
 from pdebook.chapters.interaction import laws as interaction
 from pdelab import Diverged, Status, formulas, solve_density, transformer
+from pdelab.integrators import flow
 from pdelab.seeds import normal, stream
 from pdelab.terms.interaction import Interaction
 
@@ -274,6 +275,36 @@ def test_the_noise_bound_holds_for_samples_with_the_query_among_them():
     noise = (laws.read(cloud, cloud, A, V) - laws.read(cloud, y, A, V)).square().mean().sqrt().item()
     bound = laws.noise_bound(n, torch.tensor(0.1, **DOUBLE), 1.0, 1.0).item()
     assert 0.5 * bound < noise <= bound
+
+
+def error_of_the_field(query: float, T: float = 0.0) -> tuple[float, float]:
+    """√E|Att[μ_T^N](q) − Att[μ_T](q)|² over all samples of ten tokens of 0.1δ₁ + 0.9δ₋₁, and what is allowed."""
+    n, p, R = 10, 0.1, math.exp(T)  # ‖V‖ = 1, R_T = e^T
+    A, V = 1e-3 * torch.eye(1, **DOUBLE), torch.eye(1, **DOUBLE)
+    share = torch.tensor([*(k / n for k in range(n + 1)), p], **DOUBLE)  # of the atom 1; the last is the law itself
+    mass = torch.stack([share, 1 - share], dim=-1).clamp(min=1e-300)
+    y = torch.tensor([[1.0], [-1.0]], **DOUBLE).expand(n + 2, 2, 1)
+    if T:
+        y = flow(lambda u: laws.read(u, u, A, V, mass), y, T=T, steps=20)
+    seen = laws.read(torch.full((n + 2, 1, 1), query, **DOUBLE), y, A, V, mass).flatten()
+    chance = torch.tensor([math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)], **DOUBLE)
+    error = (chance * (seen[:-1] - seen[-1]).square()).sum().sqrt().item()
+
+    a = torch.tensor(1e-3, **DOUBLE)
+    x = a * R**2
+    coupled = laws.noise_bound(n, x, 1.0, R) * formulas.growth(laws.rate_of(a, 1.0, R, 2), T)
+    allowed = laws.law_part(x, 2) * coupled + torch.exp(2 * x) * R / math.sqrt(n)
+    return error, allowed.item()
+
+
+@pytest.mark.parametrize("T", [0.0, 0.5])
+def test_the_field_of_a_sample_is_near_that_of_its_law_for_queries_in_the_ball_and_for_no_others(T):
+    for query in (-1.0, 0.0, 0.3, math.exp(T)):
+        error, allowed = error_of_the_field(query, T)
+        assert 0.1 * allowed < error <= allowed
+    error, allowed = error_of_the_field(1e5, T)  # reads as with x = 100
+    assert error > allowed
+    assert error_of_the_field(1e5) == pytest.approx((1.18, 0.317), rel=1e-2)
 
 
 def test_the_smallest_size_of_the_experiment_runs():

@@ -146,6 +146,30 @@ def test_rescaled_units_change_the_norms_and_neither_the_network_nor_its_constan
     assert laws.product_constants(other).lipschitz > 10 * laws.product_constants(term).lipschitz
 
 
+@pytest.mark.parametrize(("seed", "width", "hidden"), [(0, 6, 24), (5, 4, 3), (5, 2, 5)])
+@pytest.mark.parametrize("which", ["lower", "upper", "lipschitz"])
+def test_constants_are_bounds_after_every_rescaling_and_the_same_up_to_the_search(seed, width, hidden, which):
+    """Units rescaled so that T = t·1, the guess that sees the scale, is the best there is for one of the three."""
+    term = laws.gaussian(seed, width, hidden, biases=0.5)
+    W1, W2 = term.inner.weight, term.outer.weight
+    scales = getattr(reaction_scales(W1, W2, SLOPES["relu"], steps=300), which)
+    other = laws.rescaled(term, (scales / 2).exp() * (W2.norm(dim=0) / W1.norm(dim=1)).sqrt())
+    K, rate = measure.steepest(term, seed, batch=16, steps=30)
+    before, after = term.constants(), other.constants()
+    assert after == pytest.approx(before, rel=0, abs=1e-3 * before.lipschitz)
+    for found in (before, after, term.constants(steps=0), other.constants(steps=0)):
+        assert found.lipschitz * (1 + 1e-9) >= K
+        assert found.upper + 1e-9 >= rate
+
+
+def test_without_a_search_the_constants_depend_on_the_scale_of_the_units():
+    term = laws.gaussian(0, 6, 24, biases=0.5)
+    W1, W2 = term.inner.weight, term.outer.weight
+    scales = reaction_scales(W1, W2, SLOPES["relu"], steps=300).lipschitz
+    other = laws.rescaled(term, (scales / 2).exp() * (W2.norm(dim=0) / W1.norm(dim=1)).sqrt())
+    assert other.constants(steps=0).lipschitz < 0.95 * term.constants(steps=0).lipschitz
+
+
 def test_the_search_for_scales_pays_and_may_be_skipped():
     term = laws.gaussian(0, 16, 64, bias=False)
     guess, short, long = (term.constants(steps=steps) for steps in (0, 50, 1000))
