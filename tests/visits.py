@@ -13,8 +13,9 @@ PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 class Visit:
     """A page opened with the network cut, with what it asked for and what it complained about."""
 
-    def __init__(self, browser, address, *, scheme="light", viewport=DESKTOP, touch=False):
-        self.context = browser.new_context(offline=True, color_scheme=scheme, viewport=viewport, has_touch=touch)
+    def __init__(self, browser, address, *, scheme="light", viewport=DESKTOP, touch=False, **more):
+        seen = {"color_scheme": scheme, "viewport": viewport, "has_touch": touch} | more
+        self.context = browser.new_context(offline=True, **seen)
         self.page = self.context.new_page()
         self.external, self.complaints = [], []
         self.page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or self.external.append(r.url))

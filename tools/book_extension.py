@@ -15,7 +15,7 @@ from build_book import SOLUTIONS
 from docutils import nodes
 from editions import edition
 from exercises import BOOK, ROOT, code_folded, tagged
-from figures import frame_wide, mark_wide
+from figures import WIDE, frame_wide, mark_wide
 from grading.kit import catalogue, facts
 from plain import numbers, pages
 from print_book import offer
@@ -80,7 +80,7 @@ def prepare_notebook(app, docname: str, source: list[str]) -> None:
         notebook.cells = [cell for cell in notebook.cells if not tagged(cell, "solution")]
     up = "../" * (docname.count("/") - 1)  # from the page to the chapters
     for cell in (cell for cell in notebook.cells if cell.cell_type == "markdown"):
-        cell.source = cell.source.replace('<a href="playground.ipynb', f'<a href="{up}playground.html')
+        cell.source = re.sub(r'<a href="(\w+)\.ipynb', rf'<a href="{up}\1.html', cell.source)
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         if what := next((tag for tag in FOLDED if tagged(cell, tag)), None):
             cell.metadata.tags.append("hide-cell")
@@ -214,7 +214,19 @@ def mend_page(app, pagename, templatename, context, doctree) -> None:
     # docutils calls a bibliography a list although its entries are no list items, which confuses screen readers
     context["body"] = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
     # myst-nb gives every fold of code one name for screen readers, in place of the words that it shows
-    context["body"] = frame_wide(context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>"))
+    body = context["body"].replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    context["body"] = frame_moving(frame_wide(body))
+
+
+def frame_moving(body: str) -> str:
+    """A box that scrolls around each wide picture of a figure to play with, and around nothing else of it."""
+
+    def framed(match: re.Match) -> str:
+        return f'{match[1]}<div class="scrolls">{match[2]}</div>' if float(match[3]) > WIDE else match[0]
+
+    return re.sub(
+        r'(<figure class="pdelab-explore"[^>]*>)(<svg viewBox="0 0 ([\d.]+).*?</svg>)', framed, body, flags=re.DOTALL
+    )
 
 
 def described(asset) -> str:

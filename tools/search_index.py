@@ -13,6 +13,9 @@ from publishing import plain_formula
 
 from pdebook.ledger import read_claims
 
+STACKED = re.compile(r"\\(?:[dt]?(frac)|sqrt)(?![A-Za-z[])")  # what a line of text must put in brackets
+ONE = re.compile(r"\\?[A-Za-z]+|\d+|.|\\sqrt\{[^{}]*\}")  # what needs no brackets above or below a line
+PART = re.compile(r"\s*(\\[A-Za-z]+|\\?.)", re.DOTALL)
 PRINTED = re.compile(r"(eq|table|[Ff]igure|Theorem|Algorithm)s? (\d[\d.]*)(?: (to|and) (\d+))?")
 HEAVY = re.compile(r"<(script|style|svg)\b.*?</\1>", re.DOTALL)  # pictures and data: most of a page, and no words
 LEFT_OUT = {"highlight", "headerlink", "toggle-button", "solution", "eqno", "onlyprint", "verdict-map", "ledger-filter"}
@@ -118,10 +121,36 @@ class Places(HTMLParser):
             place["title"] = place["title"] or f"Equation {number[1]}"
 
 
+def in_line(tex: str) -> str:
+    """Fractions and roots with brackets: \\tfrac12\\sqrt{x+1} becomes (1/2)√(x+1)."""
+    while found := STACKED.search(tex):
+        first, rest = _part(tex[found.end() :])
+        if found[1]:
+            second, rest = _part(rest)
+            above, below = (part if ONE.fullmatch(part) else f"({part})" for part in (first, second))
+            tex = f"{tex[: found.start()]}({above}/{below}){rest}"
+        else:
+            tex = f"{tex[: found.start()]}√({first}){rest}"
+    return tex
+
+
+def _part(tex: str) -> tuple[str, str]:
+    """The first argument of a command, a sign or what braces hold, and what follows it."""
+    tex, depth = tex.lstrip(), 0
+    if not tex.startswith("{"):
+        found = PART.match(tex)
+        return (found[1], tex[found.end() :]) if found else ("", "")
+    for at, sign in enumerate(tex):
+        depth += (sign == "{") - (sign == "}")
+        if not depth:
+            return tex[1:at], tex[at + 1 :]
+    return tex[1:], ""
+
+
 def readable(text: str) -> str:
     """One line, its formulas as text."""
     text = re.sub(r"\\\[.*?\\\]", " … ", text, flags=re.DOTALL)
-    text = re.sub(r"\\\((.*?)\\\)", lambda m: plain_formula(m[1]), text, flags=re.DOTALL)
+    text = re.sub(r"\\\((.*?)\\\)", lambda m: plain_formula(in_line(m[1])), text, flags=re.DOTALL)
     return re.sub(r"\s+", " ", text).strip()
 
 

@@ -29,8 +29,12 @@ def test_a_figure_stands_on_the_ground_of_its_page_and_its_letters_stand_out(bro
 
 @pytest.fixture(scope="module", params=PAGES)
 def phone(browser, request):
-    """Each page once, all of it open; the tests that read it share the visit."""
-    with visit(browser, request.param, viewport=PHONE) as v:
+    """Each page once, all of it open and at rest; the tests that read it share the visit.
+
+    At rest: nothing plays, and a jump or a key moves at once what else glides from frame to frame, too slowly for a
+    test where other programs keep the processor busy.
+    """
+    with visit(browser, request.param, viewport=PHONE, reduced_motion="reduce") as v:
         v.unfold()
         v.page.wait_for_timeout(100)
         yield v.page
@@ -41,6 +45,20 @@ def test_letters_of_a_figure_are_legible_on_a_phone(phone):
     for figure in phone.locator(f"{FIGURE}[src$='.svg']").all():
         shown, drawn = figure.evaluate("image => [image.clientWidth, image.naturalWidth]")
         assert 11 * 4 / 3 * shown / drawn >= 9.5, figure.get_attribute("alt")
+    for figure in phone.locator(".pdelab-explore svg").all():
+        shown, drawn = figure.evaluate("one => [one.clientWidth, one.viewBox.baseVal.width]")
+        assert 11 * shown / drawn >= 9.5, figure.get_attribute("aria-label")
+
+
+def test_no_picture_to_play_with_is_cut_on_a_phone(phone):
+    """It fits the box that would cut it, or stands in one that scrolls."""
+    cut = phone.locator(".pdelab-explore > :is(img, svg)").evaluate_all(
+        """found => found.filter((one) => {
+            const [mine, box] = [one, one.closest(".output")].map((it) => it.getBoundingClientRect());
+            return mine.left < box.left - 1 || mine.right > box.right + 1;
+        }).map((one) => one.outerHTML.slice(0, 80))"""
+    )
+    assert cut == []
 
 
 def test_no_formula_reaches_out_of_its_box(phone):

@@ -12,7 +12,7 @@ from print_book import NAME, PRINT_BUTTON, join, offer
 from print_book import printed as on_paper
 from publishing import CARD, citation, description, plain_formula
 from pypdf import PdfReader
-from search_index import places, printed
+from search_index import places, printed, readable
 from visits import HTML, PAGES, Visit, visit
 
 from pdebook import explore
@@ -181,6 +181,18 @@ def test_the_places_of_a_page_have_titles_words_and_names():
         ["section", "1. One", "a", "Words γ≤1.", []],
         ["statement", "Theorem 1.1 (Big)", "thm-x", "Let.", ["Theorem 1.1", "thm-x"]],
     ]
+
+
+@pytest.mark.parametrize(
+    ("tex", "text"),
+    [
+        (r"E=\tfrac12\int\|u\|^2", "E=(1/2)∫‖u‖^2"),
+        (r"-\gamma\frac{u-\mu}{\sqrt{\sigma_u^2(t)+\epsilon}}", "-γ((u-μ)/√(σ_u^2(t)+ε))"),
+        (r"\sqrt N+\sqrt\gamma", "√(N)+√(γ)"),
+    ],
+)
+def test_a_fraction_and_a_root_keep_their_cover_in_an_excerpt(tex, text):
+    assert readable(f"so \\({tex}\\) falls") == f"so {text} falls"
 
 
 def test_the_places_of_the_papers_are_names():

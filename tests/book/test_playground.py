@@ -119,7 +119,8 @@ def statements():
     engine = (BOOK / "pdebook/kit/play/engine.js").read_text(encoding="utf-8")
     laws = re.findall(r'entry\([^;]*?"([\w/]+)", "([\w-]+)"\)', engine)
     assert len(laws) > 10
-    return {*laws, *((quest["page"], quest["statement"]) for quest in kit._quests().values())}
+    read = (tuple(quest["read"].split("#")) for quest in kit._quests().values() if "read" in quest)
+    return {*laws, *read, *((quest["page"], quest["statement"]) for quest in kit._quests().values())}
 
 
 @pytest.mark.parametrize(("page", "anchor"), sorted(statements()))
@@ -305,6 +306,31 @@ def test_a_quest_begins_with_its_words_and_the_top_of_the_picture_in_sight(opene
     assert page.locator("canvas.play-stage").evaluate(seen)
 
 
+def test_a_quest_can_be_left_and_its_tokens_stay(opened):
+    page = opened("quest=sweep&scheme=lie")
+    page.get_by_role("button", name="Leave the quest").click()
+    settle(page)
+    assert page.locator(".play-task").is_hidden()
+    assert of(page, "[it.quest, it.o.scheme]") == [None, "lie"]
+    assert "quest" not in page.evaluate("location.hash")
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, PHONE])
+def test_what_the_tokens_do_stays_in_sight_while_settings_far_below_are_changed(opened, size):
+    page = opened("quest=three", viewport=size)
+    seed = page.get_by_label("seed")
+    seed.focus()
+    of(page, "it.change('beta', 8)")
+    settle(page)
+    status = page.locator(".play-status")
+    assert status.inner_text().startswith("✓ Quest reached.")
+    below, box = page.locator(".bd-header-article").bounding_box()["height"], status.bounding_box()
+    assert below - 1 <= box["y"]
+    assert box["y"] + box["height"] <= size["height"]
+    top = seed.bounding_box()["y"]
+    assert top >= (box["y"] + box["height"] if size == PHONE else below)
+
+
 def test_quests_work_where_nothing_can_be_stored(browser):
     context = browser.new_context(offline=True)
     context.add_init_script(
@@ -407,7 +433,8 @@ def test_the_pictures_follow_the_theme(opened):
 def test_paper_shows_the_picture_and_the_address_of_its_state(opened):
     page = opened("beta=9&start=sphere")
     page.emulate_media(media="print")
-    assert page.locator(".play-address").inner_text() == page.url
+    assert page.locator(".play-address").inner_text() == page.url.split("/")[-1]  # no place on this disk
+    assert page.locator(".pdelab-play input:visible").count() == 0
     assert page.locator("canvas.play-stage").is_visible()
     assert page.locator(".pdelab-play button:visible").count() == 0
 

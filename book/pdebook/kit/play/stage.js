@@ -496,11 +496,13 @@
       return make("section", { className: "play-questbox", ariaLabel: "quests" }, head, list);
     }
 
-    // A link to a statement of the book, page and anchor as the build names them; in a notebook the words alone.
-    statement({ page, statement, title }, text) {
+    // A link to a statement of the book, page and anchor as the build names them, or where `read` to a section that says
+    // it in words; in a notebook the words alone.
+    statement({ page, statement, read, title }, text) {
       if (!this.inBook) return make("span", { textContent: text || "" });
       const [base, end] = this.link.href.split(/playground(?=\.html)/);
-      const href = `${base}${page}${end.replace(/#.*/, "")}#${statement}`;
+      const [place, anchor] = read?.split("#") ?? [page, statement];
+      const href = `${base}${place}${end.replace(/#.*/, "")}#${anchor}`;
       const link = make("a", { href, textContent: text || "What is behind it" });
       if (!text) link.setAttribute("aria-label", `What is behind it: ${title}`);
       return link;
@@ -518,10 +520,21 @@
       if (quest) {
         const mark = make("b", { className: "play-mark" });
         const says = make("span", { className: "play-law", textContent: `${quest.says} ` });
-        task.replaceChildren(make("b", { textContent: `${quest.title}. ` }), quest.words, " ", says, this.statement(quest), " ", mark);
+        const leave = make("button", { type: "button", className: "play-leave", textContent: "Leave", onclick: () => this.leave() });
+        leave.setAttribute("aria-label", "Leave the quest");
+        const parts = [make("b", { textContent: `${quest.title}. ` }), quest.words, " ", says, this.statement(quest), " "];
+        task.replaceChildren(...parts, ...(this.full ? [leave, " "] : []), mark);
         this.taskMark = mark;
       }
       this.markQuests();
+    }
+
+    // The tokens stay as they are, and nothing is asked of them any more.
+    leave() {
+      this.quest = null;
+      this.showQuest();
+      this.writeSoon();
+      this.canvas.focus({ preventScroll: true });
     }
 
     // A quest counts once it was seen unreached and then reached.
@@ -531,14 +544,9 @@
       const reached = quests.reached(quest, this.now, this.run, this.measured, this.run.states[0]);
       this.here = reached && this.armed;
       this.armed ||= !reached;
-      if (this.here && !this.done.has(quest.id)) this.remember(quest);
-      this.markQuests();
-    }
-
-    remember(quest) {
-      this.done = memory.read().add(quest.id);
+      if (this.here && !this.done.has(quest.id)) this.done = memory.read().add(quest.id);
       memory.write(this.done);
-      this.news = `Quest reached: ${quest.title}. `;
+      this.markQuests();
       this.say();
     }
 
@@ -568,8 +576,7 @@
       const { word, sentence } = engine.status(this.now, this.run, this.measured);
       this.status.dataset.word = word;
       this.early = this.at < this.last; // the sentence is about the last layer, whichever is shown
-      const text = `${this.news || ""}${this.early ? `In the end: ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence}`;
-      this.news = "";
+      const text = `${this.quest && this.here ? "✓ Quest reached. " : ""}${this.early ? `In the end: ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence}`;
       if (this.status.textContent !== text) this.status.textContent = text;
       for (const { name, canvas } of this.charts) {
         const values = this.measured.map((one) => one[name]);
@@ -586,8 +593,9 @@
         const key = JSON.stringify(found.map((one) => [one.words, one.page, one.statement]));
         if (links.dataset.key === key) continue; // or a link would lose the focus
         links.dataset.key = key;
-        links.replaceChildren(...found.map((one) => {
-          return make("span", {}, make("i", { className: "play-dash" }), this.statement(one, one.words));
+        links.replaceChildren(...found.map((one, k) => {
+          const dash = make("i", { className: k ? "play-dash play-dots" : "play-dash" });
+          return make("span", {}, dash, this.statement(one, one.words));
         }));
       }
     }
@@ -606,7 +614,8 @@
     }
 
     writeAddress() {
-      this.address.textContent = this.href();
+      const whole = location.protocol !== "file:" || this.address.matches(".play-seen");
+      this.address.textContent = whole ? this.href() : this.href().split("/").pop(); // a place on this disk is no address
       if (!this.ownPage) {
         if (this.inBook) this.link.href = this.href();
         return;
@@ -626,6 +635,7 @@
         copy.textContent = "Copied";
       } catch {
         this.address.classList.add("play-seen"); // no clipboard here: show it, to be copied by hand
+        this.writeAddress();
         getSelection().selectAllChildren(this.address);
         copy.textContent = "Copy it below";
       }
@@ -1060,9 +1070,9 @@
       c.beginPath();
       c.rect(left, top - 4, right - left + 6, bottom - top + 8);
       c.clip();
-      pale.forEach((one, k) => this.drawPale(c, one, [0.5, 0.25, 0.75][k % 3], { line, across, up, top }));
+      pale.forEach((one, k) => this.drawPale(c, one, [0.5, 0.25, 0.75][k % 3], { line, across, up, top, values }));
       line(values, this.colour.hit, 2);
-      for (const points of lines) line(points, this.colour.fg, 1.5, [5, 4]);
+      lines.forEach((points, k) => line(points, this.colour.fg, k ? 2 : 1.5, k ? [2, 4] : [5, 4])); // dots for a second one
       if (Number.isFinite(values[layer])) {
         c.fillStyle = this.colour.hit;
         c.beginPath();
@@ -1072,12 +1082,13 @@
       c.restore();
     }
 
-    // The run before, or another case with its name beside its curve.
-    drawPale(c, { name, points }, share, { line, across, up, top }) {
+    // The run before, or another case with its name beside its curve; under the other curve it would seem to name that.
+    drawPale(c, { name, points }, share, { line, across, up, top, values }) {
       c.globalAlpha = 0.55;
       line(points, this.colour.soft, 1.5);
       c.globalAlpha = 1;
       const at = Math.floor(share * points.length);
+      if (Math.abs(up(points[at]) - up(values[at])) < 4) return;
       c.fillStyle = this.colour.soft;
       c.fillText(name, across(at), Math.max(top + 14, up(points[at]) - 5));
     }
