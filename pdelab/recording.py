@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, starmap
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from pdelab.watching import (
     calls_of,
     copied,
     evaluating,
+    hands_on,
     is_added,
     left_as_it_was,
     padding_seen,
@@ -459,20 +460,18 @@ def _found(
         if left := next((call for call in calls if _belongs(call, row)), None):
             layers = _around(calls, row)
             if len(layers) > 1:
-                same = all(any(one.alive[-1].equal(x) for x in other.alive[:-1]) for one, other in pairwise(layers))
-                hint = "blocks=[…] with these reads them" if same else "move what happens between into their module"
                 raise Unreadable(
-                    f"{_span(layers)} do not hand on the very tensor that they made, each to the next; {hint}"
+                    f"{_span(layers)} do not hand on the very tensor that they made, each to the next; "
+                    f"{_advice(layers)}"
                 )
+            alone = [f"; blocks=[{one.name!r}] reads {one.name or 'the model'} as one layer" for one in layers]
             raise Unreadable(
-                f"{left.name} does not get what {_span(row)} hand on; move what happens between into a module, or "
-                "give blocks=[…] that hand on what they made"
+                f"{left.name} does not get what {_span(row)} hand on; move what happens between into it, or give "
+                f"blocks=[…] that hand on what they made{''.join(alone)}"
             )
         calls = row
         notes = tuple(
-            f"{_span(other)} are not among the layers, a row of width {other[0].alive[-1].shape[-1]}: "
-            f"blocks=[{other[0].name!r}, …] reads them"
-            for other in others
+            f"not read: {_span(other)} of width {other[0].alive[-1].shape[-1]}; {_advice(other)}" for other in others
         )
     else:
         modules = dict(model.named_modules())
@@ -515,7 +514,17 @@ def _around(calls: Sequence[Call], row: Sequence[Call]) -> list[Call]:
 
 def _span(calls: Sequence[Call]) -> str:
     first, last = calls[0].name, calls[-1].name
-    return f"{first} to {last}" if first != last else f"the {len(calls)} calls of {first}"
+    if first != last:
+        return f"{first} to {last}"
+    return f"the {len(calls)} calls of {first}" if len(calls) > 1 else first
+
+
+def _advice(calls: Sequence[Call]) -> str:
+    """How to read these layers, which follow each other in the model."""
+    if not (all(starmap(hands_on, pairwise(calls))) or all(starmap(is_added, pairwise(calls)))):
+        return "move what happens between them into their module"
+    more = ", …" if calls[0].name != calls[-1].name else ""
+    return f"blocks=[{calls[0].name!r}{more}] reads {'them' if len(calls) > 1 else 'it'}"
 
 
 def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:

@@ -177,7 +177,7 @@ def stages_of(calls: Sequence[Call]) -> tuple[list[Call], list[list[Call]]]:
     for place in {call.container for call in row}:
         lists.pop(place, None)
     beside = [row, *(c for c in lists.values() if kinds & {type(call.module) for call in c} or main_chain(c))]
-    longest = max(beside, key=lambda calls: len(main_chain(calls)))
+    longest = max(beside, key=lambda calls: (len(chain := main_chain(calls)), _weights(chain)))
     return main_chain(longest) if longest is not row else row, [calls for calls in beside if calls is not longest]
 
 
@@ -189,8 +189,7 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
     """
 
     def weight(row: list[Call]) -> tuple[int, int]:
-        modules = dict.fromkeys(call.module for call in row)
-        return sum(p.numel() for module in modules for p in module.parameters()), len(row)
+        return _weights(row), len(row)
 
     def best(fits: Callable[[Call, Call], bool]) -> list[Call]:
         rows: dict[Name, list[list[Call]]] = defaultdict(list)
@@ -207,6 +206,16 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
     place = row[0].container if row else None
     mixed = best(lambda one, other: one.container == other.container and place in (None, one.container))
     return max(row, mixed, _added_row(calls), key=weight)
+
+
+def _weights(row: Sequence[Call]) -> int:
+    return sum(p.numel() for module in dict.fromkeys(call.module for call in row) for p in module.parameters())
+
+
+def hands_on(one: Call, other: Call) -> bool:
+    """Whether the other call is given what `one` made, or a copy of it."""
+    made = one.alive[-1]
+    return any(x.dtype == made.dtype and x.equal(made) for x in other.alive[:-1])
 
 
 def is_added(one: Call, other: Call) -> bool:

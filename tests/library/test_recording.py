@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from itertools import pairwise
 
 import pytest
@@ -485,6 +486,200 @@ def test_masks_are_found_by_position_and_under_torchs_name():
     assert rec.stages[0][0].causal is False
 
 
+class Padded(nn.Module):
+    """An encoder of torch inside a model that is told the lengths of its texts, in an argument of another name."""
+
+    def __init__(self, padding: int | None = None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(21, WIDTH, padding_idx=padding)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids, lengths=None):
+        beyond = None if lengths is None else torch.arange(ids.shape[1]) >= lengths[:, None]
+        return self.encoder(self.words(ids), src_key_padding_mask=beyond)
+
+
+class TestPadding:
+    lengths = torch.tensor([7, 4, 2])
+    real = torch.arange(7) < lengths[:, None]
+    ids = tokens(length=7, top=20) * real  # 0 at padding
+
+    def test_is_taken_from_the_attention_of_torch(self):
+        rec = record(Padded(), (self.ids, self.lengths))
+        assert rec.trajectory.mask.equal(self.real)
+        assert rec.notes == ()
+        other = torch.tensor([3, 7, 3])
+        assert rec.again((self.ids, other)).trajectory.mask.equal(torch.arange(7) < other[:, None])
+
+    def test_given_as_numbers_that_are_added_too(self):
+        class Added(Padded):
+            def forward(self, ids, lengths):
+                beyond = torch.zeros(ids.shape).masked_fill(torch.arange(ids.shape[1]) >= lengths[:, None], -torch.inf)
+                return self.encoder(self.words(ids), src_key_padding_mask=beyond)
+
+        assert record(Added(), (self.ids, self.lengths)).trajectory.mask.equal(self.real)
+
+    def test_of_other_tokens_that_are_looked_at_is_not_that_of_the_stream(self):
+        class Decoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                layer = nn.TransformerDecoderLayer(WIDTH, 2, 16, batch_first=True)
+                self.decoder = nn.TransformerDecoder(layer, 2)
+
+            def forward(self, u, beyond):
+                return self.decoder(u, states(), memory_key_padding_mask=beyond)
+
+        assert record(Decoder(), (states().flip(0), ~self.real)).trajectory.mask is None
+
+    def test_is_not_guessed_from_an_embedding_but_a_note_says_so(self):
+        rec = record(Padded(padding=0), self.ids)
+        assert rec.trajectory.mask is None
+        (note,) = rec.notes
+        assert note.startswith("words got its padding index")
+        assert note.endswith("give mask")
+        assert note in repr(rec)
+        told = record(Padded(padding=0), self.ids, mask=self.real)
+        assert told.notes == record(Padded(padding=0), (self.ids, self.lengths)).notes == ()
+        assert record(Padded(padding=0), self.ids + 1).notes == record(Padded(), self.ids).notes == ()
+        assert told.trajectory.mask.equal(self.real)
+
+
+class Wide(nn.Module):
+    """A layer of this width."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.react = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, u):
+        u = u + nn.functional.scaled_dot_product_attention(u, u, u)
+        return u + self.react(self.norm(u))
+
+
+class Stages(nn.Module):
+    """Rows of layers, each of a width and a depth, one after the other."""
+
+    def __init__(self, *sizes: tuple[int, int]):
+        super().__init__()
+        torch.manual_seed(0)
+        widths = (WIDTH, *(width for width, _ in sizes))
+        self.into = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.rows = nn.ModuleList(nn.ModuleList(Wide(width) for _ in range(depth)) for width, depth in sizes)
+
+    def forward(self, u):
+        for into, row in zip(self.into, self.rows, strict=True):
+            u = into(u)
+            for layer in row:
+                u = layer(u)
+        return u
+
+
+class Beside(nn.Module):
+    """Two stacks that read the same tokens; `between` stands between the layers of the second."""
+
+    def __init__(self, first: int, second: int, between=lambda u: u, kind: type[nn.Module] = Pre):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.ModuleList(Pre() for _ in range(first))
+        self.second = nn.ModuleList(kind() for _ in range(second))
+        self.between = between
+
+    def forward(self, x):
+        u, v = x, x
+        for layer in self.first:
+            u = layer(u)
+        for layer in self.second:
+            v = layer(self.between(v))
+        return u + v
+
+
+def advised(text: str, model: nn.Module) -> list[nn.Module]:
+    """The row of layers whose first one is named in blocks=['name.0', …]."""
+    return list(model.get_submodule(re.search(r"blocks=\['(\S+)\.0'(, …)?\]", text).group(1)))
+
+
+class TestRowsThatAreNotRead:
+    @pytest.mark.parametrize(
+        ("sizes", "read"),
+        [
+            ([(8, 3), (16, 2)], 0),
+            ([(8, 2), (16, 3)], 1),
+            ([(8, 4), (64, 2), (16, 3)], 0),  # the longest, though it has fewer weights than each of the others
+            ([(8, 2), (16, 2)], 1),  # of equal ones that with most weights
+            ([(16, 2), (8, 2)], 0),
+            ([(8, 3), (16, 3), (64, 2)], 1),
+            ([(8, 3), (16, 1)], 0),  # one layer is a row too
+        ],
+    )
+    def test_the_longest_is_read_and_the_others_are_named_with_the_blocks_that_read_them(self, sizes, read):
+        model = Stages(*sizes)
+        rec = record(model, states())
+        assert rec.names == tuple(f"rows.{read}.{n}" for n in range(sizes[read][1]))
+        others = [n for n in range(len(sizes)) if n != read]
+        assert len(rec.notes) == len(others)
+        assert all(note in repr(rec) for note in rec.notes)
+        for other in others:
+            (note,) = (note for note in rec.notes if f"rows.{other}.0" in note)
+            assert f"of width {sizes[other][0]};" in note
+            assert (f" to rows.{other}.{sizes[other][1] - 1} " in note) is (sizes[other][1] > 1)
+            assert ("', …]" in note) is (sizes[other][1] > 1)
+            again = record(model, states(), blocks=advised(note, model))
+            assert again.names == tuple(f"rows.{other}.{n}" for n in range(sizes[other][1]))
+            assert again.notes == ()
+
+    @pytest.mark.parametrize("kind", [Pre, Post], ids=lambda kind: kind.__name__)
+    @pytest.mark.parametrize(("first", "second"), [(3, 2), (2, 3)])
+    def test_of_two_stacks_beside_each_other_too(self, first, second, kind):
+        model = Beside(first, second, kind=kind)
+        rec = record(model, states())
+        rows = [tuple(f"first.{n}" for n in range(first)), tuple(f"second.{n}" for n in range(second))]
+        read, other = rows if first > second else rows[::-1]
+        assert rec.names == read
+        (note,) = rec.notes
+        assert note.startswith(f"not read: {other[0]} to {other[-1]} of width 8; ")
+        assert record(model, states(), blocks=advised(note, model)).names == other
+
+    def test_a_row_between_whose_layers_something_happens_is_not_said_to_be_readable(self):
+        class Louder(Pre):
+            def forward(self, u):
+                return super().forward(1.1 * u)
+
+        (note,) = record(Beside(3, 2, between=lambda u: 1.1 * u), states()).notes
+        assert note == "not read: second.0 to second.1 of width 8; move what happens between them into their module"
+        moved = Beside(3, 2, kind=Louder)
+        assert record(moved, states(), blocks=moved.second).scheme == "S→A→R"
+
+    def test_a_row_that_the_model_adds_to_its_stream_itself_is_readable_too(self):
+        class Adding(Beside):
+            def forward(self, x):
+                u, v = x, x
+                for layer in self.first:
+                    u = u + layer(u)
+                for layer in self.second:
+                    v = v + layer(v)
+                return u + v
+
+        model = Adding(3, 2)
+        rec = record(model, states())
+        assert rec.names == ("first.0", "first.1", "first.2")
+        (note,) = rec.notes
+        assert record(model, states(), blocks=advised(note, model)).names == ("second.0", "second.1")
+
+    def test_a_stack_alone_has_no_notes(self):
+        assert record(Stack(Pre), states()).notes == ()
+        assert "not read" not in repr(record(Stack(Pre), states()))
+
+    def test_every_kind_of_layer_is_named(self):
+        class Hybrid(Stack):
+            def __init__(self):
+                super().__init__(Pre, depth=5)
+                self.layers[3] = Post()
+
+        assert repr(record(Hybrid(), states())).startswith("Recording(5 layers Pre, Post: A→R or A→S→R→S; ")
+
+
 class Outside(nn.Module):
     """A model that adds the branches to its stream itself; its modules only make them."""
 
@@ -613,6 +808,19 @@ class TestRewrite:
             for number in (0, 2, 3):
                 u = model.layers[number](u)
         torch.testing.assert_close(out, model.head(u), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("model", [Stack(Pre), Stack(Post), Stack(InPlace), Outside()])
+    def test_a_type_error_of_what_is_written_is_the_readers_own(self, model):
+        def write(at, u, delta):
+            raise TypeError("mine")
+
+        rec = record(model, states())
+        with pytest.raises(TypeError, match=r"^mine$") as raised:
+            rec.rewrite(write)
+        assert raised.traceback[-1].name == "write"
+        with pytest.raises(TypeError, match=r"'Tensor' and 'NoneType'"):
+            rec.rewrite(lambda at, u, delta: u + None)
+        assert rec.rewrite(lambda at, u, delta: None).equal(rec.output)
 
     def test_an_addition_in_place_is_rewritten_too(self):
         model = Stack(InPlace)
@@ -756,9 +964,42 @@ class TestUnreadable:
                     u = layer(u + start if number == 2 else u)
                 return self.head(u)
 
-        with pytest.raises(Unreadable, match=r"layers\.3 does not get what layers\.0 to layers\.2 hand on"):
+        with pytest.raises(Unreadable, match=r"layers\.3 does not get what layers\.0 to layers\.2 hand on; move what"):
             record(Skipping(Pre), states())
         assert len(record(Skipping(Pre), states(), blocks=["layers.0", "layers.1", "layers.2"]).names) == 3
+
+        class Started(Pre):
+            def forward(self, u, start):
+                return super().forward(u + start)
+
+        class Moved(Stack):
+            def __init__(self, kind):
+                super().__init__(kind)
+                self.layers[3] = Started()
+
+            def forward(self, x):
+                u = start = self.layers[0](self.embed(x))
+                for layer in self.layers[1:]:
+                    u = layer(u, start) if isinstance(layer, Started) else layer(u)
+                return self.head(u)
+
+        assert len(record(Moved(Pre), states()).names) == 4
+
+    def test_one_layer_alone_is_read_where_it_is_named(self):
+        class One(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.only = Pre()
+
+            def forward(self, x):
+                return self.only(x)
+
+        with pytest.raises(Unreadable, match=r"blocks=\['only'\] reads only as one layer"):
+            record(One(), states())
+        assert record(One(), states(), blocks=["only"]).scheme == "A→R"
+        with pytest.raises(Unreadable, match=r"blocks=\[''\] reads the model as one layer"):
+            record(Pre(), states())
+        assert record(Pre(), states(), blocks=[""]).scheme == "A→R"
 
     def test_layers_between_which_something_happens_are_named_and_not_their_parts(self):
         class Reshaping(Stack):
@@ -769,9 +1010,43 @@ class TestUnreadable:
                 return self.head(u)
 
         model = Reshaping(Pre)
-        with pytest.raises(Unreadable, match=r"^layers\.0 to layers\.3 do not hand on the very tensor.*blocks=\[…\]"):
+        with pytest.raises(Unreadable, match=r"^layers\.0 to layers\.3 do not hand on the very tensor") as refused:
             record(model, states())
-        assert record(model, states(), blocks=model.layers).scheme == "A→R"
+        assert record(model, states(), blocks=advised(str(refused.value), model)).scheme == "A→R"
+
+    def test_what_changes_the_stream_between_layers_is_to_move_into_them_or_into_a_module(self):
+        class Louder(nn.Module):
+            def forward(self, u):
+                return 1.1 * u
+
+        class Between(Stack):
+            def __init__(self, kind):
+                super().__init__(kind)
+                self.louder = Louder()
+
+            def forward(self, x):
+                u = self.embed(x)
+                for layer in self.layers:
+                    u = layer(self.louder(u) if self.louder else 1.1 * u)
+                return self.head(u)
+
+        class Own(Pre):
+            def forward(self, u):
+                return super().forward(1.1 * u)
+
+        model = Between(Pre)
+        model.louder = None
+        with pytest.raises(Unreadable, match=r"hand on the very tensor.*; move what happens between them"):
+            record(model, states())
+        with pytest.raises(Unreadable, match=r"^between layers\.0 and layers\.1 something else.*; move it into"):
+            record(model, states(), blocks=model.layers)
+        moved = record(Stack(Own), states())
+        assert moved.scheme == "S→A→R"
+        assert moved.output.equal(model.eval()(states()))
+        model = Between(Pre)
+        as_module = record(model, states(), blocks=[model.louder, *model.layers])
+        assert as_module.scheme == "S or A→R"
+        assert as_module.output.equal(moved.output)
 
     def test_a_cache_of_keys_is_said_to_be_a_state(self):
         class Caching(Pre):
@@ -783,13 +1058,44 @@ class TestUnreadable:
             def forward(self, x):
                 return super().forward(x, [])
 
-        with pytest.raises(Unreadable, match="cache of keys and values"):
+        class Without(Caching):
+            def forward(self, u):
+                return super().forward(u, [])
+
+        with pytest.raises(Unreadable, match=r"cache of keys and values.* must run without one$"):
             record(Decoder(Caching), states())
+        assert record(Stack(Without), states()).scheme == "A"
 
     def test_a_batch_that_stands_second(self):
-        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16)
-        with pytest.raises(Unreadable, match="batch_first=True"):
-            record(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), states())
+        def encoder(batch_first):
+            layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=batch_first)
+            return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        with pytest.raises(Unreadable, match=r"examples of a batch change each other.*, set batch_first=True$"):
+            record(encoder(batch_first=False), states())
+        assert record(encoder(batch_first=True), states()).scheme == "A→S→R→S"
+
+        class Second(Pre):
+            def forward(self, u):
+                return super().forward(u.transpose(0, 1)).transpose(0, 1)
+
+        with pytest.raises(Unreadable, match=r"let each layer take a field \(batch, token, feature\)$"):
+            record(Stack(Second), states())
+        assert record(Stack(Pre), states()).scheme == "A→R"
+
+    @pytest.mark.parametrize("blocks", [None, ["layers.0", "layers.1"]])
+    def test_tokens_without_an_axis_of_examples(self, blocks):
+        model, x = Stack(Pre), states()[0]
+        with pytest.raises(Unreadable, match=r"tensors \(token, feature\) were seen.*x\[None\]"):
+            record(model, x, blocks=blocks)
+        assert record(model, x[None], blocks=blocks).scheme == "A→R"
+
+    @pytest.mark.parametrize("u", [states()[0], states()[..., :3], states()[:, None], 3.0, None])
+    def test_a_layer_names_itself_where_it_is_given_another_kind_of_field(self, u):
+        rec = record(Stack(Pre), states())
+        with pytest.raises(ValueError, match=r"^layers\.2 maps a field .* like \(3, 7, 8\); u is "):
+            rec.layer(2)(u)
+        assert rec.layer(2)(states(batch=2, length=4)).shape == (2, 4, WIDTH)
 
     def test_what_mixes_tokens_on_the_stream_itself_is_no_norm(self):
         class Gated(Block):
