@@ -304,6 +304,7 @@ class Write:
     """One operation on the stream, from `before` to `after`; `place` counts those of the layer before it.
 
     added: what an addition adds, times `sign`, and `branch` its name. parent: the name of the stream that it acts on.
+    The tensors are copies: the model may go on to change its own in place.
     """
 
     place: int
@@ -347,6 +348,7 @@ class Tracer(TorchDispatchMode):
         self.stream: dict[Name, Write | None] = {self.start: None}
         self.sums: dict[Name, tuple[tuple[Name, Tensor, float], ...]] = {}
         self.makers: dict[Name, str] = {}
+        self.copies: dict[Name, Tensor] = {}
 
     def path(self, out: Tensor) -> list[Write] | None:
         """The operations between the layer's input and this output, in order; None if it is not on the stream."""
@@ -432,16 +434,15 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         kept = one.clone() if in_place else one  # what it held before it is overwritten
         out = func(*args, **kwargs)
-        held = out.clone() if in_place else out
 
         on = [name in self.stream and x.numel() == self.size for name, x in zip(names, (one, other), strict=True)]
         if all(on):  # the stream is the one to which less has happened
             first = self._steps(names[0]) <= self._steps(names[1])
             on = [first, not first]
         if on[0]:
-            write = Write(self.place, "add", names[0], kept, held, other, names[1], sign)
+            write = Write(self.place, "add", names[0], kept, out, other, names[1], sign)
         elif on[1] and sign == 1.0:
-            write = Write(self.place, "add", names[1], other, held, kept, names[0])
+            write = Write(self.place, "add", names[1], other, out, kept, names[0])
         else:
             self.alive += [kept, other, out, one]
             if kept.numel() == other.numel():
@@ -457,7 +458,7 @@ class Tracer(TorchDispatchMode):
         out = func(*args, **kwargs)
         first = next(tensors(out))
         kind = "norm" if func.overloadpacket.__name__ in NORMS else "scale"
-        write = Write(self.place, kind, name, kept, first.clone() if in_place else first)
+        write = Write(self.place, kind, name, kept, first)
         new = self._wrote(write, first, in_place, kept)
         return new if out is first else with_first(out, new)
 
@@ -465,17 +466,21 @@ class Tracer(TorchDispatchMode):
         """Remember what was written to the stream, after `change` had its say; the stream that goes on."""
         write.steps = self._steps(write.parent) + 1
         self.place += 1
-        new = None
-        if self.change is not None:
-            self.inside += 1  # what `change` computes is no operation of the layer
-            try:
-                new = self.change(write, self)
-            finally:
-                self.inside -= 1
+        self.alive += [out, *kept]
+        self.inside += 1  # what is computed here is no operation of the layer
+        try:
+            before = self.copies.get(write.parent)
+            write.before, write.after = write.before.clone() if before is None else before, out.clone()
+            write.added = None if write.added is None else write.added.clone()
+            new = None if self.change is None else self.change(write, self)
+        finally:
+            self.inside -= 1
         if new is not None:
             new = new.to(out.dtype).reshape(out.shape)
             out = out.copy_(new) if in_place else new
-        self.alive += [out, write.after, *kept]
+            self.alive.append(out)
+        else:
+            self.copies[name_of(out, in_place)] = write.after
         self.stream[name_of(out, in_place)] = write
         return out
 

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import re
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 import torch
@@ -90,6 +90,25 @@ class InPlace(Block):
         return u
 
 
+class SecondInPlace(Block):
+    """What the first branch left is overwritten by the second."""
+
+    def forward(self, u):
+        u = u + self.mix(self.one(u))
+        u += self.react(self.two(u))
+        return u
+
+
+class Overwriting(Block):
+    """A branch is changed in place once it has been added."""
+
+    def forward(self, u):
+        mixed = self.mix(self.one(u))
+        u = u + mixed
+        mixed.zero_()
+        return u + self.react(self.two(u))
+
+
 class Scaled(Block):
     """DeepNorm: the stream itself is scaled before the branch is added."""
 
@@ -167,6 +186,8 @@ OWN = {
     Parallel: "A+R",
     ParallelInTurn: "A+R",
     InPlace: "A→R",
+    SecondInPlace: "A→R",
+    Overwriting: "A→R",
     Scaled: "A+S→S→R+S→S",  # the branch reads the stream before it is scaled
     Subtracting: "A→R",
     PostByHand: "A→S→R→S",
@@ -183,6 +204,11 @@ def check_sums(rec) -> None:
         torch.testing.assert_close(total, after.double() - u.double(), rtol=0, atol=8 * eps * scale)
         assert stages[0].before.equal(u)
         assert stages[-1].after.equal(after)
+        sums = [list(parts) for _, parts in groupby(stages, key=lambda s: s.before.data_ptr())]
+        assert all(one[-1].after.equal(other[0].before) for one, other in pairwise(sums))
+        for parts in sums:
+            step = parts[-1].after.double() - parts[0].before.double()
+            torch.testing.assert_close(sum(s.delta.double() for s in parts), step, rtol=0, atol=8 * eps * scale)
 
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
