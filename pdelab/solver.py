@@ -111,10 +111,12 @@ def solve(
     attention: store the maps of the interaction term at the start of each step.
     A state that is no longer finite ends the run with status DIVERGED, or raises Diverged if `throw`.
     recompute: for the gradient store states alone, and compute the rest again where backward needs it: the same
-    gradient, of weights too, for one more run in time, in memory that grows with √steps where `keep` stores little, and
-    by one state a step where every state is kept. f must be a Term, an equation or another Module if it has weights;
-    backward runs it as it is by then, so f.eval() before it gives another gradient, and BatchNorm counts twice. There
-    are no second derivatives.
+    gradient, of weights too, in memory that grows with √steps where `keep` stores little, and by one state a step where
+    every state is kept. It takes a third longer where f is large, as one more run does, and up to three times as long
+    where the calls take longer than the numbers (96 layers of width 16). f must be a Term, an equation or another
+    Module if it has weights; backward runs it as it is by then, so f.eval() before it gives another gradient, and
+    BatchNorm counts twice. Of what f keeps for a later step, as a weight that it has computed, the gradient is right or
+    backward fails. There are no second derivatives.
 
     >>> run = solve(lambda u: -u, torch.ones(1, 1, 1), steps=2, dt=0.5)
     >>> [state.item() for state in run.states]
@@ -195,7 +197,8 @@ def _refuse_other_weights(known: list[Tensor], after: Field) -> None:
         if leaf is not None and not any(leaf is weight for weight in known):
             raise ValueError(
                 f"recompute=True needs every weight of f as its parameter, and a tensor {tuple(leaf.shape)} that "
-                "requires a gradient is none; give f as a Term, an equation or a torch.nn.Module"
+                "requires a gradient is none; give f as a Term, an equation or a torch.nn.Module that keeps no field "
+                "of an earlier step"
             )
         todo += [before for before, _ in node.next_functions]
 
@@ -227,17 +230,19 @@ class _Recomputed(torch.autograd.Function):
         ctx: Any, part: Callable, weights: Callable, step: int, mask: Mask | None, u: Field, *known: Tensor
     ) -> tuple[Field, ...]:
         kind = u.device.type
-        ctx.part, ctx.weights, ctx.step = part, weights, step
+        ctx.part, ctx.weights, ctx.step, ctx.known = part, weights, step, known
         ctx.drawn = _random_states(u.device)
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         ctx.save_for_backward(mask, u, *known)  # which notices a change in place
         ctx.set_materialize_grads(False)
-        return tuple(part(u, step))
+        with torch.enable_grad():  # what f keeps for a later step must lead back to what it was made of
+            return tuple(after.detach() for after in part(u.detach().requires_grad_(), step))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        _, u, *known = ctx.saved_tensors
+        _, u, *_ = ctx.saved_tensors
+        known = ctx.known  # the weights themselves, as a hook of checkpoints may have saved copies
         seen = [n for n, gradient in enumerate(gradients) if gradient is not None]
         if not seen:
             return (None,) * (5 + len(known))

@@ -1,5 +1,6 @@
 import functools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from systems import (
     padded,
     seeded,
 )
+from torch.utils.checkpoint import checkpoint
 
 from pdelab import (
     RK4,
@@ -32,7 +34,6 @@ from pdelab import (
     Status,
     Trajectory,
     solve,
-    solver,
     transformer,
 )
 
@@ -267,34 +268,86 @@ def test_recomputed_gradients_of_a_transformer_of_384_layers_are_exact():
 
 
 def test_recomputing_keeps_no_more_of_the_insides_than_those_of_a_few_steps():
-    """The largest number of values that the graph of the run holds at any time, seen by what backward finds again."""
+    """The largest number of steps whose graph is held at any time, in the run and in backward."""
+    alive, most = weakref.WeakSet(), []
 
-    class Counting(torch.nn.Module):
-        inside = most = 0
+    class Inside:
+        pass
 
-        def forward(self, u):
-            if torch.is_grad_enabled() and u.requires_grad:
-                self.inside += 1
-                self.most = max(self.most, self.inside)
-            return _Counted.apply(u, self)
-
-    class _Counted(torch.autograd.Function):
+    class Counted(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, u, counter):
-            ctx.counter = counter
+        def forward(ctx, u):
+            ctx.inside = Inside()
+            alive.add(ctx.inside)
+            most.append(len(alive))
             return -u
 
         @staticmethod
         def backward(ctx, gradient):
-            ctx.counter.inside -= 1
-            return -gradient, None
+            return -gradient
 
     for steps in (64, 256):
-        counter = Counting()
         u = one().requires_grad_()
-        solve(counter, u, steps=steps, dt=0.01, keep=lambda u: None, recompute=True).final.sum().backward()
-        assert 0 < counter.most <= math.sqrt(steps)
+        solve(Counted.apply, u, steps=steps, dt=0.01, keep=lambda u: None, recompute=True).final.sum().backward()
+        assert 1 < max(most) <= math.sqrt(steps)
         assert u.grad.item() == pytest.approx(0.99**steps, rel=1e-12)
+
+
+class Keeping(torch.nn.Module):
+    """What it computes from its weight, and from u if it is to see u, is computed again every so many steps only."""
+
+    def __init__(self, every, sees):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, WIDTH**2, dtype=torch.float64).view(WIDTH, WIDTH))
+        self.every, self.sees = every, sees
+
+    def forward(self, u, t):
+        if round(t / 0.1) % self.every == 0:
+            self.kept = self.weight.tanh() * (u.mean() if self.sees else 1.0)
+        return u @ self.kept
+
+
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
+@pytest.mark.parametrize("sees", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 100])
+def test_what_f_keeps_for_a_later_step_has_its_gradient_or_backward_fails(every, sees, kept):
+    """The graph of a weight that was kept is used up by the first of several parts, that of a field is another's."""
+    f, options = Keeping(every, sees), {"steps": 16, "dt": 0.1} | kept
+    stored = gradients_of(f, field(), **options)
+    again = functools.partial(gradients_of, f, field(), recompute=True, **options)
+    within_a_part = 1 if not kept else 2  # steps
+    if every > within_a_part:
+        words = "keeps no field of an earlier step" if sees else "backward through the graph a second time"
+        with pytest.raises((RuntimeError, ValueError), match=words):
+            again()
+        return
+    for one, other in zip(stored, again(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def on_the_cpu(run, u):
+    with torch.autograd.graph.save_on_cpu():
+        return run(u)
+
+
+WITHIN = {
+    "a checkpoint": functools.partial(checkpoint, use_reentrant=False),
+    "a reentrant checkpoint": functools.partial(checkpoint, use_reentrant=True),
+    "saving on the CPU": on_the_cpu,
+}
+
+
+@pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)
+@pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
+def test_recomputing_works_where_saved_tensors_are_packed(within, kept):
+    f, found = equation(), []
+    for way in (lambda run, u: run(u), within):
+        start = field().requires_grad_()
+        way(lambda u: solve(f, u, steps=16, dt=0.1, recompute=True, **kept).final, start).square().sum().backward()
+        found.append([start.grad, *[weight.grad.clone() for weight in f.parameters()]])
+        f.zero_grad()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
@@ -320,17 +373,6 @@ def test_what_is_random_draws_the_same_numbers_again(kept):
         found[-1].append(torch.rand(1))  # and what comes after is not disturbed
     for stored, again in zip(*found, strict=True):
         torch.testing.assert_close(again, stored, rtol=1e-12, atol=1e-12)
-
-
-def test_numbers_drawn_on_another_device_are_drawn_again_and_what_comes_after_is_not_disturbed(monkeypatch):
-    device, seen = torch.device("mps"), ["now"]
-    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: seen[-1])
-    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device: seen.append(state))
-    drawn = solver._random_states(device)
-    seen.append("later")
-    with solver._drawing_again(drawn, device):
-        assert seen[-1] == "now"
-    assert seen[-1] == "later"
 
 
 @pytest.mark.parametrize("kept", RECOMPUTED.values(), ids=RECOMPUTED)
