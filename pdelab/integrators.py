@@ -46,6 +46,11 @@ def _check_step(rate: Rate, u: Field, dt: Time, mask: Mask | None, *, one: bool 
         raise ValueError(f"dt is {dt.dtype}, of which u would not stay {u.dtype}; try dt.to({u.dtype})")
 
 
+def _one_number(dt: Time) -> Time:
+    """Δt without the axes of the field, (), for what is not a field."""
+    return dt.reshape(()) if isinstance(dt, Tensor) else dt
+
+
 class Euler(Integrator):
     """u⁺ = u + Δt F(u, t): a residual layer is this step with Δt = 1."""
 
@@ -137,7 +142,7 @@ class CrankNicolson(Strang):
 
     def _one(self, term: nn.Module, u: Field, t: Time, dt: Time, mask: Mask | None) -> Field:
         if isinstance(term, Diffusion):
-            return term.implicit(u, float(dt), mask, order=2)
+            return term.implicit(u, _one_number(dt), mask, order=2)
         return super()._one(term, u, t, dt, mask)
 
 
@@ -152,7 +157,7 @@ class ExponentialDiffusion(Integrator):
         terms = terms_of(rate, t, self)
         u = u + dt * sum(term(u, t, mask) for term in terms if not isinstance(term, Diffusion))
         for diffusion in (term for term in terms if isinstance(term, Diffusion)):
-            u = self.diffused(diffusion, u, float(dt), mask)
+            u = self.diffused(diffusion, u, _one_number(dt), mask)
         return u
 
 

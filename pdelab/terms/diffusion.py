@@ -94,7 +94,7 @@ class Diffusion(_SecondDerivative):
             return math.inf
         return max(0.0, (2 * moving.real / (fastest * moving.abs() ** 2)).min().item())
 
-    def exact(self, u: Field, dt: float, mask: Mask | None = None) -> Field:
+    def exact(self, u: Field, dt: float | Tensor, mask: Mask | None = None) -> Field:
         """e^{Δt D ∂²} u on the grid: each frequency k of the Laplacian is multiplied by e^{Δt λ_k D}."""
 
         def factor(rate: Tensor) -> Tensor:
@@ -106,7 +106,9 @@ class Diffusion(_SecondDerivative):
         check_number("dt", dt, 0, shape=())
         return self._by_frequency(u, mask, factor, matrix)
 
-    def implicit(self, u: Field, dt: float, mask: Mask | None = None, *, order: int = 1, steps: int = 1) -> Field:
+    def implicit(
+        self, u: Field, dt: float | Tensor, mask: Mask | None = None, *, order: int = 1, steps: int = 1
+    ) -> Field:
         """Backward Euler, (I − Δt D∂²)⁻¹ u, or with order=2 Crank–Nicolson, (I − ½Δt D∂²)⁻¹ (I + ½Δt D∂²) u.
 
         Both stay bounded for every Δt if D has no negative eigenvalue; only the first damps what Δt does not resolve.

@@ -3,6 +3,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 from systems import (
+    COEFFICIENTS,
     INTEGRATORS,
     MATRIX,
     SEQUENCES,
@@ -206,6 +207,14 @@ def test_derivatives_are_those_of_finite_differences(integrator):
         return integrator().step(whole, u, 0.1, 0.1, mask)
 
     assert torch.autograd.gradcheck(two_steps, u.requires_grad_(), fast_mode=True)
+
+
+@every_integrator
+@pytest.mark.parametrize("coefficient", COEFFICIENTS.values(), ids=COEFFICIENTS)
+def test_derivatives_by_the_size_of_the_step_are_those_of_finite_differences(integrator, coefficient):
+    whole = MasterEquation(Potential(), Diffusion(coefficient), Mixing(torch.eye(WIDTH)))
+    dt = torch.full((1, 1, 1), 0.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda dt: integrator().step(whole, field(), 0.0, dt), dt)
 
 
 @every_integrator
