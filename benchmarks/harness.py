@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -21,9 +22,10 @@ class NotInstalled(ImportError):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the ratio of ours to the peer's, with the least and the largest seen.
+    """One line of the table: the ratio of ours to the peer's, or to a limit, with the least and the largest seen.
 
-    target: "≤ 0.9" or "≥ 30"; without one the row informs.
+    Where the clock or the system stands in the peer's place, it is the number that they give, in the unit that `work`
+    names. target: "≤ 0.9" or "≥ 30"; without one, or where nothing could be measured (NaN), the row informs.
     """
 
     work: str
@@ -36,7 +38,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        if not self.target:
+        if not self.target or math.isnan(self.ratio):
             return None
         limit = float(self.target[1:])
         return self.ratio <= limit if self.target[0] == "≤" else self.ratio >= limit

@@ -19,6 +19,7 @@ from harness import NotInstalled, Row
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+CPUINFO = Path("/proc/cpuinfo")  # of Linux alone
 NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("harness", "run"))
 HEAD = "work | beside | ratio | least to most | target | note".split(" | ")
 PAGE = """# Speed
@@ -26,9 +27,10 @@ PAGE = """# Speed
 How long the library takes for work that others do too, and how much memory, on {date:%d %B %Y}. `make bench`
 measures it again.
 
-A ratio is ours over the peer's: under 1 we are faster. Of a rate or a share, more is better. Both sides do the same
-work in the same precision, and the run stops where their results differ. They take turns; the ratio is the median of
-pairs, and beside it stand the least and the largest. {missed}
+A ratio is ours over the peer's: under 1 we are faster. Of a rate or a share, more is better. Beside a limit, such as
+1e-12 or 100 MB, it is ours over the limit; beside the clock or the system it is a number of seconds or GB, as the row
+says. Both sides do the same work in the same precision, and the run stops where their results differ. They take turns;
+the ratio is the median of pairs, and beside it stand the least and the largest. {missed}
 
 {table}
 
@@ -73,7 +75,7 @@ def machine(device: str) -> str:
     """What it was measured on, in words."""
     if torch.device(device).type == "cuda":
         return f"Measured on {torch.cuda.get_device_name()} with torch {torch.__version__}."
-    words = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else []
+    words = re.findall(r"model name\s*: (.*)", CPUINFO.read_text()) if CPUINFO.exists() else []
     kind = words[0].strip() if words else "unknown kind"
     version = torch.__version__.split("+")[0]
     return (
