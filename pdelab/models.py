@@ -23,10 +23,9 @@ from pdelab.field import (
     token_mean,
 )
 from pdelab.integrators import Euler, Integrator, LieEuler
-from pdelab.options import flags, instance, positive, whole
+from pdelab.options import choose, flags, instance, positive, whole
 from pdelab.seeds import seeded
 from pdelab.solver import OURS, Status, Trajectory, solve
-from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction

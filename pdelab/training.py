@@ -408,14 +408,14 @@ class _Loop:
     def _step(self) -> bool:
         """One step; False if loss or gradient is not finite, and then the weights stay as they are."""
         record, settings = self.record, self.settings
-        batch = self._batch(record.step)
+        batch, share = self._batch(record.step)
         own = (self.rank,) if self.rank else ()
         _draw_from(derive(self.seed, "step", record.step, *own), self.device)
-        for group in self.optimiser.param_groups:
-            group["lr"] = settings.rate_at(record.step)
+        for weights in self.optimiser.param_groups:
+            weights["lr"] = settings.rate_at(record.step)
         self.optimiser.zero_grad()
 
-        loss, penalty = self._loss(batch)
+        loss, penalty = self._loss(batch, share)
         loss.backward()
         loss = self._summed(loss.detach())
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf).item()
@@ -450,7 +450,7 @@ class _Loop:
             one.grad = part.view_as(one).to(one.dtype) if counted else None  # None: no process has it in its graph
         return loss[0]
 
-    def _loss(self, batch: Examples) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Examples, share: float) -> tuple[Tensor, Tensor]:
         """What is minimised on the batch, the penalty included, and the penalty; this process's share of the two."""
         model, settings = self.model, self.settings
         if settings.objective is not None:
@@ -466,22 +466,25 @@ class _Loop:
             if not value.requires_grad and value.abs() > 0:  # 0 may mean that there is none in this step
                 raise ValueError(f"{name} must keep its graph, or nothing learns from it; not detached, nor no_grad")
         if self.size > 1:
-            loss = loss * self.share
+            loss = loss * share
         return loss + penalty, penalty
 
-    def _batch(self, step: int) -> Examples:
-        """The examples of a step, wherever the run starts; of several processes each has as many, padded alike."""
+    def _batch(self, step: int) -> tuple[Examples, float]:
+        """The examples of a step, wherever the run starts, and their share of the loss.
+
+        Of several processes each has as many examples, padded alike.
+        """
         per_epoch = len(self.data.train) // self.settings.batch
         index = self.order(step // per_epoch)[step % per_epoch]
         whole = self.data.train.take(index)
         if self.size == 1:
-            return whole.to(self.device)
+            return whole.to(self.device), 1.0
         rows = slice(self.rank, None, self.size)
         part = Examples(whole.x[rows], whole.y[rows], None if whole.mask is None else whole.mask[rows])
         # the loss is a mean over answers, of which a share of the examples may have more than its share
         tokens = whole.y.ndim == 2 and whole.mask is not None
-        self.share = part.mask.sum().item() / whole.mask.sum().item() if tokens else 1 / self.size
-        return part.to(self.device)
+        share = part.mask.sum().item() / whole.mask.sum().item() if tokens else 1 / self.size
+        return part.to(self.device), share
 
 
 @contextmanager

@@ -50,16 +50,6 @@ def stationary() -> Tensor:
     raise RuntimeError("the chain's long-run distribution did not settle")
 
 
-def entropy(p: Tensor) -> Tensor:
-    """−Σ p ln p over the last axis, in nats."""
-    return torch.special.entr(p).sum(dim=-1)
-
-
-def entropy_rate() -> float:
-    """h = −Σ_ab π(ab) Σ_c P(c | ab) ln P(c | ab), in nats: what is unknown of a symbol if all before it is known."""
-    return (stationary().flatten() @ entropy(chain()[1])).item()
-
-
 def sample(count: int, length: int, generator: torch.Generator) -> Tensor:
     """`count` stretches of `length` symbols, each starting anywhere in the endless text: (example, token)."""
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from pdelab.field import Field, Mask, check_state, same_shape
 from pdelab.formulas import keep_real
-from pdelab.options import choose, function
-
-__all__ = ["Term", "choose"]
+from pdelab.options import function
 
 
 class Term(nn.Module, ABC):

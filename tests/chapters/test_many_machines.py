@@ -84,8 +84,9 @@ def test_a_probe_has_the_operations_of_so_many_forward_passes():
     assert counter.get_total_flops() == pytest.approx(probe_operations(stack).total, rel=0.05)
 
 
-def test_costs_halve_where_the_rate_doubles():
-    once, twice = costs(core=1e10), costs(core=2e10)
-    assert [row[0] for row in once] == [row[0] for row in twice]
-    for slow, fast in zip(once, twice, strict=True):
-        assert float(slow[3]) == pytest.approx(2 * float(fast[3]), rel=0.1)  # two digits are shown
+def test_hours_are_the_operations_at_the_rates():
+    rows = costs(core=1e10, gpu=1e13)
+    assert len(rows) == 6
+    for _, operations, _, core, gpu in rows:  # two digits are shown
+        assert 3600 * 1e10 * float(core) == pytest.approx(float(operations), rel=0.1)
+        assert 3600 * 1e13 * float(gpu) == pytest.approx(float(operations), rel=0.1)

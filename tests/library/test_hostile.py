@@ -1214,8 +1214,6 @@ UNCALLED = {
     "datasets.characters.chain": "has no arguments",
     "datasets.characters.transition": "has no arguments",
     "datasets.characters.stationary": "has no arguments",
-    "datasets.characters.entropy_rate": "has no arguments",
-    "datasets.characters.entropy": "a formula, of its own probabilities",
     "datasets.images.pixels": "a view of images that load has read",
     "datasets.images.rows": "a view of images that load has read",
     "datasets.images.standardised": "of images that load has read",

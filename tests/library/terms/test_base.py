@@ -11,7 +11,8 @@ from torch.func import functional_call
 from pdelab import Euler, Interaction, LieEuler, MasterEquation, PreNorm, solve
 from pdelab.field import token_mean
 from pdelab.metrics.budget import budget
-from pdelab.terms.base import Term, choose
+from pdelab.options import choose
+from pdelab.terms.base import Term
 
 every_term = pytest.mark.parametrize("name", TERMS)
 

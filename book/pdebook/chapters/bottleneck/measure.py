@@ -22,9 +22,9 @@ from pdelab.equation import MasterEquation
 from pdelab.field import token_mean
 from pdelab.metrics.information import channel_bounds, channel_information, entropy
 from pdelab.models import Model, coupled, transformer
+from pdelab.options import choose
 from pdelab.seeds import derive, stream
 from pdelab.status import Status
-from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling
 from pdelab.training import Settings, Training
 

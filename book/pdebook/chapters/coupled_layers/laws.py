@@ -16,9 +16,9 @@ from pdelab.formulas import layer_norm
 from pdelab.integrators import Euler, flow
 from pdelab.metrics.jacobian import jacobian
 from pdelab.models import Model, coupled
+from pdelab.options import choose
 from pdelab.seeds import derive, seeded, stream
 from pdelab.solver import solve
-from pdelab.terms.base import choose
 from pdelab.terms.coupling import Coupling, SideBySide
 from pdelab.terms.interaction import Interaction
 from pdelab.terms.reaction import Reaction

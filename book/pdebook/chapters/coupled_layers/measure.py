@@ -15,9 +15,9 @@ from pdelab.datasets.base import Dataset, shuffled_batches
 from pdelab.field import token_mean
 from pdelab.integrators import Euler
 from pdelab.models import Model, coupled
+from pdelab.options import choose
 from pdelab.seeds import derive, seeded
 from pdelab.status import Status
-from pdelab.terms.base import choose
 from pdelab.terms.coupling import SideBySide
 from pdelab.training import evaluate
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from pdelab.field import Field, Mask, laplacian, laplacian_eigenvalues, positions
 from pdelab.formulas import centres
 from pdelab.metrics.diffusivity import moment
+from pdelab.options import choose
 from pdelab.seeds import normal, seeded, stream
-from pdelab.terms.base import choose
 from pdelab.terms.diffusion import Diffusion
 from pdelab.terms.interaction import Interaction
 
