@@ -245,6 +245,16 @@ def test_on_a_phone_axe_finds_nothing_serious_and_nothing_is_cut_or_asked_for(br
         assert figure.locator("button").evaluate_all(small) == 0
 
 
+def test_on_a_phone_no_number_of_a_table_touches_the_next_and_none_is_minus_zero(browser):
+    with visit(browser, PAGE, viewport={"width": 360, "height": 740}) as opened:
+        cells = opened.page.locator(".pdelab-digit .panel :is(td, th)")
+        for number in range(10):
+            opened.page.get_by_role("button", name=f"a {number} of the test set").click()
+            wide = cells.evaluate_all("all => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)")
+            assert wide == []
+            assert "−0.00" not in cells.all_inner_texts()
+
+
 def test_without_javascript_words_say_what_would_be_there():
     markup = digit()._repr_html_()
     assert "The figure needs JavaScript" in markup

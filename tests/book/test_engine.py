@@ -636,6 +636,19 @@ def test_a_quest_is_not_reached_at_its_start_but_by_its_solution(js, name):
 
 
 @pytest.mark.parametrize("name", QUESTS)
+def test_a_quest_says_in_words_what_is_measured_and_what_is_wanted(js, name):
+    quest = QUESTS[name]
+    for settings in ({}, quest["solution"]["settings"], {"L": 1}, {"N": 2, "v": 2, "r": 2, "dt": 1.5, "L": 128}):
+        judged = js(
+            "(({o, u0, run, measured}) => pdelab.quests.judge(given.quest, o, run, measured, u0))(played(given))",
+            {"quest": quest, "settings": quest["start"] | settings},
+        )
+        assert re.fullmatch(r"Now .+; wanted .+\.", judged["words"]), judged
+        assert not re.search("NaN|undefined|null|Infinity", judged["words"]), judged
+        assert len(judged["words"]) <= 160
+
+
+@pytest.mark.parametrize("name", QUESTS)
 def test_a_near_miss_and_a_lazy_trick_do_not_reach_a_quest(js, name):
     quest = QUESTS[name]
     for near in NEAR[name]:

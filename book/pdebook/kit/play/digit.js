@@ -290,7 +290,7 @@
       states.forEach((u, layer) => {
         paint(maps[layer], u, N, d);
         spreads[layer].textContent = short(measured[layer].spread);
-        cosines[layer].textContent = measured[layer].cosine.toFixed(2).replace("-", "−");
+        cosines[layer].textContent = (+measured[layer].cosine.toFixed(2) || 0).toFixed(2).replace("-", "−");
       });
     };
     return { made, show };
@@ -507,6 +507,7 @@
           {},
           element("p", { text: "Draw a digit in the square. The networks see it as" }),
           element("p", { class: "seeing" }, seen, clear),
+          element("p", { class: "quiet", text: "They learned 8×8 digits of one data set alone: in another hand a 7 may be read as a 3." }),
           element("p", { text: "Or take one from the test set:" }),
           element("div", { class: "examples" }, ...examples),
           pad.heard

@@ -685,8 +685,11 @@
     if (resting && tight && last.groups > 1 && last.groups <= o.N / 2) {
       return { word: "clustered", sentence: `Clustered: the tokens stand in ${last.groups} groups and hardly move.` };
     }
+    const ratio = last.spread / first.spread;
+    const way = ratio < 0.98 ? "have drawn together" : ratio > 1.02 ? "have drawn apart" : "are about as far apart as at first";
     const change = `spread ${three(first.spread)} → ${three(last.spread)}`;
-    return { word: "finished", sentence: `Finished: ${o.L} layers, time ${three(o.L * o.dt)}, ${change}.` };
+    const sentence = `Finished: the tokens ${way}, ${change}, in ${o.L} layers, time ${three(o.L * o.dt)}.`;
+    return { word: "finished", sentence };
   };
 
   /** One cell of a phase diagram, from its settings alone: {word, ratio}, ratio the last diameter over the first.

@@ -4,6 +4,7 @@
   "use strict";
   performance.mark("play-script");
   const { engine, quests, settings, views, questList, css } = globalThis.pdelab;
+  const { short } = quests;
 
   const GROUPS = {
     A: "Attention", R: "Feed-forward", D: "Diffusion", S: "Stabilisation", layers: "Layers", start: "Start",
@@ -39,14 +40,6 @@
   };
 
   const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
-
-  // Three digits, with a real minus sign.
-  const short = (x) => {
-    if (!Number.isFinite(x)) return "∞";
-    const size = Math.abs(x);
-    const text = x === 0 ? "0" : size >= 1e4 || size < 1e-3 ? x.toExponential(1) : String(+x.toPrecision(3));
-    return text.replace("-", "−");
-  };
 
   // 10⁻⁵ for 1e-5.
   const power = (n) => `10${[...String(n)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`;
@@ -145,6 +138,7 @@
       this.begin(this.ownPage ? location.hash : "");
       if (this.ownPage) addEventListener("hashchange", () => location.hash !== this.written && this.begin(location.hash));
       new ResizeObserver(() => this.draw()).observe(root);
+      for (const kind of ["beforeprint", "afterprint"]) addEventListener(kind, () => this.onPaper(kind === "beforeprint"));
       const seen = new MutationObserver(() => this.draw()); // a page or JupyterLab changed between light and dark
       seen.observe(document.documentElement, { attributeFilter: ["data-theme", "data-mode"] });
       seen.observe(document.body, { attributeFilter: ["data-jp-theme-light", "class"] });
@@ -167,7 +161,7 @@
       this.fillControls();
       this.showQuest();
       this.stop();
-      this.setsOut = this.given.run && !this.run && !still.matches;
+      this.setsOut = (this.given.run || (this.ownPage && !words)) && !this.run && !still.matches;
       this.at = bare || quest ? null : this.given.layer ?? (this.setsOut ? 0 : null);
       this.toEnd = this.at === null;
       this.compute();
@@ -285,8 +279,10 @@
       root.replaceChildren(...[...root.children].filter((child) => child.matches("script")));
       root.classList.add(this.full ? "play-full" : "play-compact");
       const parts = [this.buildStage(), this.buildViews(), this.buildSettings()];
-      if (this.full) parts.push(this.buildQuests());
-      if (this.full) parts.splice(1, 0, this.buildTabs());
+      if (this.full) {
+        parts.splice(1, 0, this.buildTabs());
+        root.prepend(this.buildQuests()); // below the body: what is sticky in there ends with it
+      }
       root.prepend(make("div", { className: "play-body" }, ...parts));
       for (const one of root.querySelectorAll("canvas, input, select")) {
         one.dataset.lmSuppressShortcuts = ""; // JupyterLab would take its arrow keys
@@ -295,7 +291,7 @@
 
     buildStage() {
       const canvas = make("canvas", { className: "play-stage", tabIndex: 0, role: "application" });
-      canvas.setAttribute("aria-label", "tokens: arrow keys move the chosen one, Page Up and Page Down choose another");
+      canvas.setAttribute("aria-label", "tokens: arrow keys move the chosen one, Page Up and Page Down choose another, space plays");
       this.canvas = canvas;
       this.task = make("p", { className: "play-task", hidden: true });
       this.caption = make("p", { className: "play-caption" });
@@ -378,6 +374,8 @@
         bar.append(make("label", { className: "play-check" }, box, "compare with the run before"));
       }
       if (this.inBook && !this.ownPage) bar.append(this.link);
+      // a control that lost the focus would close its words, and move the button away from the press
+      bar.addEventListener("mousedown", (event) => event.target.matches("button") && event.preventDefault());
       this.address = make("p", { className: "play-address" });
       section.append(bar, this.address);
       return section;
@@ -468,6 +466,7 @@
           buttons.forEach((one) => one.setAttribute("aria-pressed", one === button));
           this.draw();
         };
+        if (part === "settings") this.openSettings = open;
         const button = make("button", { type: "button", textContent: words, onclick: open });
         button.setAttribute("aria-pressed", part === "settings");
         return button;
@@ -496,12 +495,12 @@
       return make("section", { className: "play-questbox", ariaLabel: "quests" }, head, list);
     }
 
-    // A link to a statement of the book, page and anchor as the build names them, or where `read` to a section that says
-    // it in words; in a notebook the words alone.
+    // A link to a statement of the book, page and anchor as the build names them; from the list of quests to a section
+    // that says it in words: `read`, or the chapter's idea. In a notebook the words alone.
     statement({ page, statement, read, title }, text) {
       if (!this.inBook) return make("span", { textContent: text || "" });
       const [base, end] = this.link.href.split(/playground(?=\.html)/);
-      const [place, anchor] = read?.split("#") ?? [page, statement];
+      const [place, anchor] = read?.split("#") ?? [page, text || !this.full ? statement : "the-idea"];
       const href = `${base}${place}${end.replace(/#.*/, "")}#${anchor}`;
       const link = make("a", { href, textContent: text || "What is behind it" });
       if (!text) link.setAttribute("aria-label", `What is behind it: ${title}`);
@@ -510,7 +509,9 @@
 
     startQuest(quest) {
       this.begin(`#quest=${quest.id}`);
-      this.task.scrollIntoView({ block: "start", behavior: still.matches ? "auto" : "smooth" });
+      this.openSettings();
+      this.picked = false; // no token is chosen by this
+      this.root.scrollIntoView({ block: "start", behavior: still.matches ? "auto" : "smooth" });
       this.canvas.focus({ preventScroll: true });
     }
 
@@ -522,7 +523,8 @@
         const says = make("span", { className: "play-law", textContent: `${quest.says} ` });
         const leave = make("button", { type: "button", className: "play-leave", textContent: "Leave", onclick: () => this.leave() });
         leave.setAttribute("aria-label", "Leave the quest");
-        const parts = [make("b", { textContent: `${quest.title}. ` }), quest.words, " ", says, this.statement(quest), " "];
+        this.goal = make("span", { className: "play-goal" });
+        const parts = [make("b", { textContent: `${quest.title}. ` }), quest.words, " ", this.goal, says, this.statement(quest), " "];
         task.replaceChildren(...parts, ...(this.full ? [leave, " "] : []), mark);
         this.taskMark = mark;
       }
@@ -533,6 +535,7 @@
     leave() {
       this.quest = null;
       this.showQuest();
+      this.say();
       this.writeSoon();
       this.canvas.focus({ preventScroll: true });
     }
@@ -541,11 +544,15 @@
     judge() {
       const { quest } = this;
       if (!quest) return;
-      const reached = quests.reached(quest, this.now, this.run, this.measured, this.run.states[0]);
+      const { reached, words } = quests.judge(quest, this.now, this.run, this.measured, this.run.states[0]);
+      const solved = reached && !this.armed && !this.done.has(quest.id);
+      this.goal.textContent = words + (solved ? " This link already solves it: change something and come back." : "");
       this.here = reached && this.armed;
       this.armed ||= !reached;
-      if (this.here && !this.done.has(quest.id)) this.done = memory.read().add(quest.id);
-      memory.write(this.done);
+      if (this.here && !this.done.has(quest.id)) {
+        this.done = memory.read().add(quest.id); // another page may have reached others since
+        memory.write(this.done);
+      }
       this.markQuests();
       this.say();
     }
@@ -576,8 +583,12 @@
       const { word, sentence } = engine.status(this.now, this.run, this.measured);
       this.status.dataset.word = word;
       this.early = this.at < this.last; // the sentence is about the last layer, whichever is shown
-      const text = `${this.quest && this.here ? "✓ Quest reached. " : ""}${this.early ? `In the end: ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence}`;
-      if (this.status.textContent !== text) this.status.textContent = text;
+      const hand = this.held ? `You move where token ${this.chosen + 1} starts. ` : "";
+      const tick = this.quest && this.here ? "✓ Quest reached. " : "";
+      const text = hand + (this.early ? `In the end: ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence);
+      if (this.status.textContent !== tick + text) {
+        this.status.replaceChildren(make("b", { className: "play-mark", textContent: tick }), text);
+      }
       for (const { name, canvas } of this.charts) {
         const values = this.measured.map((one) => one[name]);
         canvas.setAttribute("aria-label", `${CURVES[name].title}: ${short(values[0])} at layer 0, ${short(values.at(-1))} at layer ${this.last}`);
@@ -610,11 +621,14 @@
     // The address of this state; in a notebook, what stands behind the # of it.
     href() {
       const page = this.ownPage ? location.href : this.inBook ? this.link.href : "playground.html";
-      return `${page.replace(/#.*/, "")}#${this.state()}`;
+      return page.replace(/#.*/, "") + (this.state() && `#${this.state()}`);
     }
 
     writeAddress() {
       const whole = location.protocol !== "file:" || this.address.matches(".play-seen");
+      const changed = Object.keys(settings).filter((key) => this.o[key] !== settings[key].default);
+      const said = (key) => `${settings[key].label}: ${settings[key].choices?.[this.o[key]] ?? short(this.o[key])}`;
+      this.address.dataset.settings = changed.map(said).join("; ");
       this.address.textContent = whole ? this.href() : this.href().split("/").pop(); // a place on this disk is no address
       if (!this.ownPage) {
         if (this.inBook) this.link.href = this.href();
@@ -702,13 +716,14 @@
         event.preventDefault();
         canvas.focus({ preventScroll: true });
         this.stop();
-        this.chosen = found;
+        [this.chosen, this.picked] = [found, true];
         const [x, y] = this.inside(this.toScreen(this.project(this.begun(), found)));
         const box = canvas.getBoundingClientRect();
         const onStart = Math.hypot(event.clientX - box.left - x, event.clientY - box.top - y) < within;
         this.held = { at: place(event), from: [...this.u0.slice(found * this.now.d, (found + 1) * this.now.d)] };
         if (!onStart) [this.held.back, this.at] = [this.at, 0]; // a later dot follows its start: show what the hand moves
         canvas.setPointerCapture(event.pointerId);
+        this.say();
         this.draw();
       });
       canvas.addEventListener("pointermove", (event) => {
@@ -727,6 +742,7 @@
         this.held = null;
         this.gesture = null;
         this.frame();
+        this.say();
         this.draw();
       };
       canvas.addEventListener("pointerup", release);
@@ -748,7 +764,10 @@
       } else if (event.key === "PageDown" || event.key === "PageUp") {
         this.chosen = (this.chosen + (event.key === "PageDown" ? 1 : this.now.N - 1)) % this.now.N;
         this.draw();
-      } else return;
+      } else if (event.key === " ") this.play();
+      else if (event.key === "Escape" && this.full && this.quest) this.leave();
+      else return;
+      this.picked ||= event.key !== " ";
       event.preventDefault();
     }
 
@@ -760,12 +779,13 @@
       this.compute();
     }
 
-    // The token whose dot or start is under the pointer, if one is.
+    // The token whose dot or, where no dot is, whose start is under the pointer, if one is.
     nearest(event, within) {
       const box = this.canvas.getBoundingClientRect();
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
       let [best, found] = [within, null];
-      for (const u of [this.begun(), this.stateAt(this.at)]) {
+      for (const u of [this.stateAt(this.at), this.begun()]) {
+        if (best < 8) break;
         for (let i = 0; i < this.now.N; i++) {
           const [a, b] = this.inside(this.toScreen(this.project(u, i)));
           const far = Math.hypot(a - x, b - y);
@@ -856,6 +876,12 @@
       });
     }
 
+    // Paper is white, and what is on a canvas does not follow by itself.
+    onPaper(is) {
+      this.root.classList.toggle("play-paper", is);
+      this.drawNow();
+    }
+
     drawNow() {
       if (!this.run || !this.root.clientWidth) return;
       const style = getComputedStyle(this.root);
@@ -886,7 +912,8 @@
       const u = this.stateAt(this.at);
       const small = N > 64 ? 0.7 : 1;
       this.drawGround(c, w, h);
-      const eye = this.held ? this.chosen : this.hover ?? (document.activeElement === this.canvas ? this.chosen : null);
+      const onIt = this.canvas.matches(this.picked ? ":focus" : ":focus-visible");
+      const eye = this.held ? this.chosen : this.hover ?? (onIt ? this.chosen : null);
       c.lineWidth = 1.1;
       c.lineJoin = "round";
       for (let i = 0; i < N; i++) this.drawTrail(c, u, i, i === eye ? 0.9 : eye === null ? 0.3 : 0.15);
@@ -913,7 +940,7 @@
 
     captionWords(eye, beyond, d) {
       const what = this.plane.line ? "Token across, first feature up, " : d > 2 ? `The plane of largest variance (PCA) of ${d} features, ` : "";
-      const words = [`${what}±${short(this.reach)}`, this.plane.line ? "the line is the mean" : "+ is the mean"];
+      const words = [`${what}±${short(this.reach)}`, this.outside ? "the mean is outside" : this.plane.line ? "the line is the mean" : "+ is the mean"];
       if (this.crowd) words.push("dashes are the density that the PDE predicts for endlessly many tokens and short steps; its groups may meet earlier or later");
       if (this.leads()) words.push("the ring is around the first token");
       if (beyond) words.push(`${beyond} at the edge ${beyond > 1 ? "are" : "is"} farther out`);
@@ -994,10 +1021,10 @@
     drawAttention(c, u, i) {
       const { N } = this.now;
       this.heard = "";
-      if (!u.every(Number.isFinite)) return;
+      if (this.now.v === 0 || !u.every(Number.isFinite)) return;
       const shares = engine.attention(this.now, u, Math.min(Math.floor(this.at), this.now.L - 1)).subarray(i * N, (i + 1) * N);
       const most = shares.reduce((a, b) => Math.max(a, b), 0);
-      if (!(most > 0)) return;
+      if (shares.every((share) => share === 0 || share > 0.999 * most)) return; // to all that it sees alike
       const here = this.inside(this.toScreen(this.project(u, i)));
       c.strokeStyle = this.colour.fg;
       shares.forEach((share, j) => {
@@ -1019,7 +1046,9 @@
       const mean = new Float64Array(d);
       for (let k = 0; k < u.length; k++) mean[k % d] += u[k] / N;
       const [x, y] = this.toScreen(this.project(mean, 0));
-      if (!Number.isFinite(x + y)) return;
+      const across = this.plane.line || (x >= 0 && x <= this.size.w);
+      this.outside = !(across && y >= 0 && y <= this.size.h);
+      if (this.outside) return;
       if (this.plane.line) {
         c.strokeStyle = this.colour.fg;
         c.lineWidth = 1;
