@@ -246,6 +246,15 @@ def test_an_address_that_names_nothing_shows_everything(browser, hash):
         assert v.complaints == []
 
 
+def test_on_a_phone_a_wide_formula_of_an_entry_scrolls_and_not_the_whole_ledger(browser):
+    with visit(browser, LEDGER, viewport=PHONE) as v:
+        v.unfold()
+        v.page.wait_for_timeout(500)
+        ledger = v.page.locator(".output:has(> .ledger)")
+        assert ledger.evaluate("box => { box.scrollLeft = 50; return box.scrollLeft; }") == 0
+        assert v.page.locator(".ledger mjx-container.more-right").count() > 0
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_filter_is_accessible_in_use(browser, scheme):
     with visit(browser, LEDGER, scheme=scheme, viewport=PHONE) as v:

@@ -368,6 +368,16 @@ def test_a_quest_shows_what_is_measured_now_and_what_is_wanted(opened):
     assert goal.inner_text().startswith("Now 3 groups")
 
 
+def test_a_quest_is_reached_in_green_also_where_the_rest_is_an_alarm(opened):
+    page = opened("quest=heat")
+    of(page, "it.set({ dt: 1.5, L: 128 })")
+    settle(page)
+    status = page.locator(".play-status")
+    assert re.match("✓ Quest reached. (Escaped|Diverged): ", status.inner_text())
+    colour = "one => getComputedStyle(one).color"
+    assert status.evaluate(colour) != status.locator("b").evaluate(colour)
+
+
 def test_quests_that_another_page_reached_stay_reached(opened):
     page = opened("quest=sweep")
     other = page.context.new_page()
