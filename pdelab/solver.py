@@ -16,6 +16,8 @@ from pdelab.integrators import Euler, Integrator, Rate
 from pdelab.options import flags, function, instance, number, positive, whole
 from pdelab.status import Status
 from pdelab.terms.base import Takes, Term
+from pdelab.terms.interaction import Interaction
+from pdelab.terms.stabilization import PreNorm
 
 OURS = (Term, MasterEquation, Layered)  # called as f(u, t, mask)
 
@@ -108,7 +110,8 @@ def solve(
     f: a Term, MasterEquation or Layered, or any function f(u), f(u, t) or f(u, t, mask) that gives du/dt.
     u0: (batch, token, feature); mask: (batch, token), True where a token is real; integrator: Euler() unless given.
     keep: a statistic to store in place of each state, where memory matters.
-    attention: store the maps of the interaction term at the start of each step.
+    attention: store the maps of the interaction term at the start of each step. Where the term acts on that state, they
+    are computed once and the step uses them: then states differ by rounding from those of the fused kernel.
     A state that is no longer finite ends the run with status DIVERGED, or raises Diverged if `throw`.
     recompute: for the gradient store states alone, and compute the rest again where backward needs it: the same
     gradient, of weights too, in memory that grows with √steps where `keep` stores little, and by one state a step where
@@ -149,12 +152,14 @@ def solve(
 
     u, states, maps, ahead = u0, [kept(u0)], [], iter(())
     for step in range(steps):
-        if attention:
-            maps.append(_maps(rate, u, step * dt, mask))
+        term, seen = _interaction(rate, step * dt) if attention else None, []
         if step % length == 0:
             known = weights(step) if recompute else []
             again = recompute and (u.requires_grad or known)  # else there is no gradient that it would pass on
-            ahead = iter(_Recomputed.apply(part, weights, step, mask, u, *known) if again else part(u, step))
+            with _seeing(None if recompute else term, u, seen):
+                ahead = iter(_Recomputed.apply(part, weights, step, mask, u, *known) if again else part(u, step))
+        if term is not None:
+            maps.append(seen[0] if seen else term.weights(u, mask))
         after = next(ahead, None)
         if after is None:
             break
@@ -288,10 +293,29 @@ def _as_rate(f: Rate) -> Rate:
     return lambda u, t, mask: takes.rate(f, u, t, mask)
 
 
-def _maps(rate: Rate, u: Field, t: float, mask: Mask | None) -> Tensor:
+def _interaction(rate: Rate, t: float) -> Any:
+    """The term that has attention maps."""
     at = getattr(rate, "at", None)
     terms: list[Any] = [rate] if at is None else at(t).terms
     for term in terms:
         if getattr(term, "symbol", "") == "A":
-            return term.weights(u, mask)
+            return term
     raise ValueError("attention=True needs an equation with an interaction term")
+
+
+@contextmanager
+def _seeing(term: Any, u: Field, seen: list[Tensor]) -> Iterator[None]:
+    """If the term acts on the state u itself, `seen` takes the maps with which it does, and none are computed twice."""
+    inside = term.term if isinstance(term, PreNorm) else term
+    if not isinstance(inside, Interaction):
+        yield
+        return
+
+    def ask(_: Term, given: tuple, options: dict) -> tuple | None:
+        return (given, options | {"maps": seen}) if given[0] is u and not seen else None
+
+    hook = term.register_forward_pre_hook(ask, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()

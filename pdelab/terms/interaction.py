@@ -70,13 +70,18 @@ class Interaction(Term):
         queries, keys = self.heads * self.head_width, self.groups * self.head_width
         return queries, keys, keys
 
-    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None, maps: list[Tensor] | None = None) -> Field:
+        """maps: a list that takes P; it is then computed once, for the rate too, which differs by rounding."""
         check_state(u, mask, self.width, self.qkv)
         u = keep_real(u, mask)
         q, k, v = self._split(u)
         allowed = self._allowed(u, mask)
-        # is_causal alone lets the fused kernel run; with a mask both go into one
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal and allowed is None)
+        if maps is None:
+            # is_causal alone lets the fused kernel run; with a mask both go into one
+            mixed = scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal and allowed is None)
+        else:
+            maps.append(self._maps(q, k, allowed))
+            mixed = maps[-1] @ v
         return keep_real(self._join(mixed, u), mask)
 
     def _join(self, mixed: Tensor, u: Field) -> Field:
@@ -103,12 +108,14 @@ class Interaction(Term):
         """The attention maps P: (batch, head, token, token); each row of a real token sums to one."""
         u = check_field(u, width=self.width, mask=mask, weights=self.qkv)
         q, k, _ = self._split(u)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        allowed = self._allowed(u, mask)
+        return self._maps(q, k, self._allowed(u, mask))
+
+    def _maps(self, q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+        scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
         if allowed is None and self.causal:
-            allowed = torch.ones_like(scores, dtype=torch.bool).tril()
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
+            scores += torch.zeros_like(allowed, dtype=scores.dtype).masked_fill_(~allowed, -torch.inf)
         return scores.softmax(dim=-1)
 
     @torch.no_grad()

@@ -130,9 +130,10 @@ class PreNorm(Term):
         self.norm = _norm(width, eps, bias, centre)
         self.symbol = term.symbol  # its rate counts as that of the term inside
 
-    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None) -> Field:
+    def forward(self, u: Field, t: float = 0.0, mask: Mask | None = None, **options: Any) -> Field:
+        """options: what the term inside takes beside these, such as the list `maps` of an interaction."""
         check_state(u, mask, self.width, self.norm)
-        return self.term(self.norm(keep_real(u, mask)), t, mask)
+        return self.term(self.norm(keep_real(u, mask)), t, mask, **options)
 
     def weights(self, u: Field, mask: Mask | None = None) -> Tensor:
         """The attention maps of an interaction that reads the normalised field."""

@@ -28,10 +28,12 @@ from pdelab import (
     Euler,
     Interaction,
     Layered,
+    LieEuler,
     MasterEquation,
     PreNorm,
     Reaction,
     Status,
+    Strang,
     Trajectory,
     solve,
     transformer,
@@ -176,6 +178,38 @@ def test_attention_maps_are_those_of_the_term_at_the_start_of_each_step(masked):
             assert maps.shape == (len(u), 2, u.shape[1], u.shape[1])
             assert torch.equal(maps, want)
     assert solve(equation(), u, steps=1, dt=0.1, mask=mask).attention is None
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("wrap", [lambda term: term, lambda term: PreNorm(term, WIDTH)])
+@pytest.mark.parametrize("first", [True, False])
+def test_maps_are_computed_once_where_the_term_acts_on_the_state_that_they_are_of(integrator, wrap, first):
+    """And the states are those of the fused kernel; in a sweep that begins with another term it acts on another one."""
+    inside = seeded(lambda: Interaction(WIDTH, 2, causal=True), spread=0.5)
+    terms = [seeded(lambda: wrap(inside)), Diffusion(0.02)]
+    f, calls = MasterEquation(*(terms if first else reversed(terms))), []
+    options = {"steps": 3, "dt": 0.1, "integrator": integrator()}
+    inside.qkv.register_forward_hook(lambda *_: calls.append(1))
+    plain = solve(f, field(), **options)
+    alone = len(calls)
+    run = solve(f, field(), attention=True, **options)
+    elsewhere = not first and isinstance(options["integrator"], LieEuler | Strang)
+    assert len(calls) == 2 * alone + 3 * elsewhere
+    torch.testing.assert_close(run.states, plain.states, rtol=1e-12, atol=1e-12)
+    for maps, state in zip(run.attention, run.states[:-1], strict=True):
+        assert torch.equal(maps, terms[0].weights(state))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_gradient_is_the_same_where_maps_are_kept(recompute):
+    def loss(run):
+        return run.final.square().sum() + (0 if run.attention is None else 0 * sum(P.sum() for P in run.attention))
+
+    f, options = layered(3, 0.1), {"steps": 3, "dt": 0.1, "recompute": recompute, "of": loss}
+    for one, other in zip(
+        gradients_of(f, field(), **options), gradients_of(f, field(), attention=True, **options), strict=True
+    ):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
 
 
 def test_attention_maps_are_kept_beside_a_statistic():
