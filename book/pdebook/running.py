@@ -47,15 +47,17 @@ def run(
     quiet: bool,
 ) -> None:
     """Run experiments and record their results; the arguments are the options of the command."""
-    if jobs is not None and (address or _many()):
-        other = "--cluster: it runs as many as it has workers" if address else "torchrun: its processes share one run"
+    far = address is not None
+    if jobs is not None and (far or _many()):
+        other = "--cluster: it runs as many as it has workers" if far else "torchrun: its processes share one run"
         raise click.UsageError(f"--jobs makes no sense with {other}")
-    if address and _many():
+    if far and _many():
         raise click.UsageError("--cluster makes no sense with torchrun: start the one or the other")
-    if address and not quiet:
+    known = _cluster(address) if far else nullcontext()
+    if far and not quiet:
         click.echo(f"connecting to {address}", err=True)
 
-    with _together(), _cluster(address) if address else nullcontext() as cluster:
+    with _together(), known as cluster:
         if group()[0] > 0:
             _along(str(_device(device)), threads)
         else:
@@ -90,12 +92,14 @@ def _lead(names, scale, seeds, device, jobs, threads, cluster, steps, again, fol
     options = {"device": device, "workers": workers, "progress": bars, "threads": threads}
     if cluster:
         options["elsewhere"] = cluster.do
-    stopped, failed, missing = [], [], []
+    stopped, failed, gone, missing = [], [], [], []
     for job, outcome in runner.do_all(_of_first(todo), store, **options):
         if isinstance(outcome, runner.Stopped):
             stopped.append(f"{job}: {outcome.where}")
         elif isinstance(outcome, cache.DataMissing):
             missing.append(str(outcome))
+        elif isinstance(outcome, runner.Gone):
+            gone.append(str(outcome))
         elif isinstance(outcome, FORESEEN):
             failed.append(f"{job}: failed, {outcome}")
         elif isinstance(outcome, Exception):
@@ -104,21 +108,25 @@ def _lead(names, scale, seeds, device, jobs, threads, cluster, steps, again, fol
         else:
             tqdm.write(f"{job}: {_done(outcome)}, {store.path(job.name, job.scale, job.seed)}", file=sys.stdout)
 
-    troubles = [*failed, *dict.fromkeys(missing), *stopped]
+    troubles = [*failed, *dict.fromkeys([*gone, *missing]), *stopped]
     if stopped:
         repeats = " With --again it also repeats runs that are done: name the seeds that are left." if again else ""
         fail("\n".join([*troubles, f"The same command goes on with what is left.{repeats}"]), STOPPED)
     if troubles:
-        fail("\n".join(troubles), DAMAGED if failed else MISSING)
+        fail("\n".join(troubles), DAMAGED if failed or gone else MISSING)
     click.echo(f"Next: pdelab results {wanted[0]}" + (f" --store {folder}" if folder else ""))
 
 
 def _cluster(address: str):
     """A context: the cluster whose scheduler has this address."""
     try:
-        from pdebook.evidence.cluster import connected
+        from pdebook.evidence.cluster import connected, place_of
     except ModuleNotFoundError as error:
         raise click.UsageError(f'--cluster needs {error.name}: pip install "pdelab[cluster]"') from error
+    try:
+        place_of(address)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     return connected(address)
 
 

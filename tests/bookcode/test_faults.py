@@ -13,25 +13,15 @@ from pathlib import Path
 import children
 import psutil
 import pytest
+from children import EXPERIMENT, all_gone, figures, quiet, until
 from click.testing import CliRunner
 
 from pdebook.cli import main
-from pdebook.evidence import run as runner
 from pdebook.ledger import read_claims
 from pdebook.ledger.record import Store
 
-EXPERIMENT, SEEDS = "corners-images", 2  # four short trainings per seed, each with a checkpoint
+SEEDS = 2
 WORDS = ("run", EXPERIMENT, "--scale", "smoke", "--seeds", str(SEEDS))
-
-
-@pytest.fixture(scope="module")
-def quiet():
-    """Figures and controls of each seed, from runs that nothing disturbs."""
-    return [figures(runner.find(EXPERIMENT)("smoke", seed)) for seed in range(SEEDS)]
-
-
-def figures(result):
-    return result.figures, result.controls, result.diverged
 
 
 @pytest.fixture
@@ -46,30 +36,7 @@ def begin(*words, **options):
     return children.command(*words, start_new_session=True, **options)
 
 
-def until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def all_gone(process):
-    """Whether no process of the session is left, orphans included."""
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return True
-    return all(one.status() == psutil.STATUS_ZOMBIE for one in psutil.process_iter() if in_session(one, process.pid))
-
-
-def in_session(one, session):
-    try:
-        return os.getsid(one.pid) == session
-    except ProcessLookupError:
-        return False
-
-
-def ends_as_if_nothing_had_happened(places, quiet, jobs):
+def ends_as_if_nothing_had_happened(places, jobs):
     for part in (places / "results").rglob(".*.part"):  # a save that was killed
         os.utime(part, (0, 0))  # long ago
     process = begin(*WORDS, "--jobs", str(jobs))
@@ -77,7 +44,7 @@ def ends_as_if_nothing_had_happened(places, quiet, jobs):
     assert process.returncode == 0, (out, err)
     found, damaged = Store(places / "results").survey()
     assert [r.seed for r in found] == list(range(SEEDS))
-    assert [figures(r) for r in found] == quiet
+    assert [figures(r) for r in found] == [quiet(seed) for seed in range(SEEDS)]
     assert not damaged
     files = {path.name for path in (places / "results").rglob("*") if path.is_file()}
     assert files == {f"smoke-seed{seed}.json" for seed in range(SEEDS)}  # nothing half-written is left
@@ -119,7 +86,7 @@ def deaf_to_ctrl_c():
         (kill_worker, 2, 1, {}),
     ],
 )
-def test_the_same_command_goes_on_after_a_signal_at_any_moment(harm, jobs, code, options, places, quiet):
+def test_the_same_command_goes_on_after_a_signal_at_any_moment(harm, jobs, code, options, places):
     """At a moment drawn anew for every test: after so many checkpoints, or before there is one, and a little later."""
     kept, pause = random.randint(0, 3), random.uniform(0, 0.5)  # a fourth is there for a moment only
     print(f"{harm.__name__} {pause:.3f} s after {kept} checkpoints")  # shown where the test fails
@@ -136,17 +103,17 @@ def test_the_same_command_goes_on_after_a_signal_at_any_moment(harm, jobs, code,
     assert process.returncode == code, (out, err)
     assert "Traceback" not in err
     until(lambda: all_gone(process), seconds=10)
-    ends_as_if_nothing_had_happened(places, quiet, jobs)
+    ends_as_if_nothing_had_happened(places, jobs)
 
 
-def test_two_commands_on_one_store_do_not_disturb_each_other(places, quiet):
+def test_two_commands_on_one_store_do_not_disturb_each_other(places):
     """Each run is done by one of them, or by both after each other; what the other is at is named."""
     both = [begin(*WORDS, "--jobs", "1") for _ in range(2)]
     for process in both:
         out, err = process.communicate(timeout=240)
         assert "Traceback" not in err
         assert process.returncode == 0 or "in use by another run" in err, (out, err)
-    ends_as_if_nothing_had_happened(places, quiet, jobs=1)
+    ends_as_if_nothing_had_happened(places, jobs=1)
 
 
 def limit_files(size):
@@ -181,7 +148,7 @@ def test_a_disk_that_is_full_is_noticed_before_anything_is_computed(places):
     assert "nothing can be written here: File too large" in err
 
 
-def test_a_disk_that_fills_up_meanwhile_loses_nothing(places, quiet):
+def test_a_disk_that_fills_up_meanwhile_loses_nothing(places):
     """There is room for the trial, but not for a checkpoint."""
     process = begin(*WORDS, "--jobs", "2", preexec_fn=limit_files(2**16))
     _, err = process.communicate(timeout=120)
@@ -190,7 +157,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_nothing(places, quiet):
         assert f"seed {seed}: failed, [Errno 27] File too large" in err
     assert "checkpoint.pt" in err
     assert "Traceback" not in err
-    ends_as_if_nothing_had_happened(places, quiet, jobs=2)
+    ends_as_if_nothing_had_happened(places, jobs=2)
 
 
 def test_a_result_that_cannot_be_saved_does_not_end_the_other_runs(places):

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from distributed import Client, Event, Future, KilledWorker, as_completed, get_client, get_worker
+from distributed import Client, Event, Future, KilledWorker, Security, as_completed, get_client, get_worker
 from distributed.comm import parse_address, parse_host_port
 from distributed.worker import thread_state
 from tqdm.auto import tqdm
 
-from pdebook.evidence.run import Job, Killed, Outcome, Stopped, do
+from pdebook.evidence.run import Gone, Job, Killed, Outcome, Stopped, do
 from pdelab import __version__
 from pdelab.training import TOLD, patience
 
@@ -44,7 +44,7 @@ class Cluster:
     def do(self, todo: Sequence[Job], device: str, progress: bool, threads: int) -> Iterator[tuple[Job, Outcome]]:
         """Each job is one task. That of a worker which died is given to another, and goes on from its checkpoint if
         both see the folder; a job that killed four workers is given up. After Ctrl-C the runs in progress keep their
-        checkpoints and no new one is begun. Where the scheduler dies, what has arrived is recorded, the rest is Killed.
+        checkpoints and no new one is begun. Where the scheduler dies, what has arrived is recorded, the rest is Gone.
         """
         stop = Event(f"stop-{uuid.uuid4().hex}", client=self.client)
         submit = partial(self.client.submit, _there, pure=False)
@@ -86,25 +86,38 @@ def connected(address: str) -> Iterator[Cluster]:
     try:
         _greeted(address)
         client = Client(address, set_as_default=False, timeout=_SECONDS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no machine can have
         words = f"no scheduler answers at --cluster {address}; `dask scheduler` starts one and prints its address"
         raise ConnectionError(words) from error
     with client:
         yield Cluster(client)
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Host and port; ValueError if this is no address of a scheduler that Dask could reach."""
+    scheme, place = parse_address(address)
+    if scheme == "tls" and Security().get_connection_args("client")["ssl_context"] is None:
+        raise ValueError(f"--cluster {address} needs certificates, and Dask's configuration names none")
+    try:
+        host, port = parse_host_port(place)
+    except ValueError:
+        host, port = "", 0
+    if scheme not in ("tcp", "tls") or not host or not 0 < port < 2**16:
+        raise ValueError(f"--cluster {address!r} is no address of a scheduler, such as tcp://node:8786")
+    return host, port
+
+
 def _greeted(address: str) -> None:
     """Raises if there is no scheduler, for which Client would wait long: one speaks first, with what it can do."""
-    scheme, place = parse_address(address)
-    with socket.create_connection(parse_host_port(place), _SECONDS) as line:
-        if scheme == "tcp" and b"pickle-protocol" not in line.recv(4096):
+    with socket.create_connection(place_of(address), _SECONDS) as line:
+        if parse_address(address)[0] == "tcp" and b"pickle-protocol" not in line.recv(4096):
             raise ConnectionError
 
 
 def _outcome(future: Future) -> Outcome:
     """What a worker gave back, or why it gave nothing."""
     if future.cancelled():
-        return Killed("the scheduler is gone; start it and the workers, and the same command goes on with what is left")
+        return Gone("the scheduler is gone; start it and the workers, and the same command goes on with what is left")
     try:
         return future.result()
     except KilledWorker:

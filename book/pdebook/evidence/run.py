@@ -141,6 +141,10 @@ class Killed(RuntimeError):
     """The process of a run is gone; its checkpoints stay."""
 
 
+class Gone(Killed):
+    """Who handed out the runs is gone: one reason for all that are left."""
+
+
 Outcome = Result | Stopped | Exception
 
 
