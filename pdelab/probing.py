@@ -45,6 +45,7 @@ from pdelab.status import Status
 
 CONTROLS = ("random", "permuted", "shuffled layers", "shuffled tokens")
 QUANTILES = (0.05, 0.5, 0.95)
+FORM = 2  # of the parts that are kept
 
 
 def probe(
@@ -80,7 +81,7 @@ def probe(
 
     rec = record(model, inputs, mask=mask, blocks=blocks, whole=whole)
     value = None if loss is None else one_number(loss, rec.output).item()
-    store = _Store(folder, rec, (__version__, tuple(controls), sampled, seed, value))
+    store = _Store(folder, rec, (__version__, FORM, tuple(controls), sampled, seed, value))
     runs: dict[str, Run] = {}
     bar = tqdm(
         total=(1 + len(controls)) * len(rec.names), disable=None if progress else True, leave=False, unit="layer"
@@ -93,6 +94,8 @@ def probe(
                 recorded = rec if name == "model" else _control(name, rec, inputs, seed)
                 extent = _extent(name, loss, sampled)
                 run = recorded if isinstance(recorded, Run) else measured(recorded, *extent, seed, bar.update)
+                if name == "shuffled layers" and not run.note:
+                    run.order = _order(len(rec.names), seed)
                 store.put(name, run)
             runs[name] = run
     real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
@@ -297,7 +300,7 @@ def _control(name: str, rec: Recording, inputs: Any, seed: int) -> Recording | R
             return Run(note="its layers have different weights: one cannot take the place of another")
         if all(held[key].equal(weights[0][key]) for held in weights for key in held):
             return Run(note="all layers hold the same weights, as copies in a new torch encoder do: they have no order")
-        return rec.again(model=_shuffled_layers(rec, seed))
+        return rec.again(model=_shuffled_layers(rec, _order(len(rec.names), seed)))
     changed = (redrawn if name == "random" else permuted)(rec.model, derive(seed, name))
     found = rec.again(model=changed)
     still = all(u.equal(after) for u, after in pairwise(found.trajectory.states))
@@ -342,12 +345,20 @@ def permuted(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def _shuffled_layers(rec: Recording, seed: int) -> nn.Module:
-    """A copy with its layers in another order."""
+def _order(layers: int, seed: int) -> list[int]:
+    """An order in which no layer keeps its place and none follows the one before it; of 3, one or the other does."""
+    draws = stream(seed, "shuffled layers")
+
+    def kept(order: list[int]) -> tuple[int, int]:
+        follows = sum(after == before + 1 for before, after in pairwise(order))
+        return sum(layer == place for place, layer in enumerate(order)), follows
+
+    return min((torch.randperm(layers, generator=draws).tolist() for _ in range(200)), key=kept)
+
+
+def _shuffled_layers(rec: Recording, order: Sequence[int]) -> nn.Module:
+    """A copy with its layers in this order."""
     model = copy.deepcopy(rec.model)
-    draws, order = stream(seed, "shuffled layers"), list(range(len(rec.names)))
-    while order == sorted(order) and len(order) > 1:  # of few layers the order may come out as it was
-        order = torch.randperm(len(order), generator=draws).tolist()
     modules = dict(model.named_modules())
     for here, there in zip(rec.names, order, strict=True):
         parent, _, own = here.rpartition(".")

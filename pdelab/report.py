@@ -54,13 +54,15 @@ LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", ":"), ("#CC79A7", "-."
 class Run:
     """The figures of one network. layers: for each layer a list of numbers, three where they are quantiles over tokens.
 
-    words: for each layer a sentence. whole: figures of the whole network. note: why there are none.
+    words: for each layer a sentence. whole: figures of the whole network. note: why there are none. order: of shuffled
+    layers, which of the network's stands at each place.
     """
 
     layers: dict[str, list[list[float]]] = field(default_factory=dict)
     words: dict[str, list[str]] = field(default_factory=dict)
     whole: dict[str, list[float]] = field(default_factory=dict)
     note: str = ""
+    order: list[int] = field(default_factory=list)
 
     def add(self, layer: int, name: str, values: list[float]) -> None:
         rows = self.layers.setdefault(name, [])
@@ -248,9 +250,17 @@ class Report:
         return "\n".join(lines)
 
     def sentences(self) -> list[str]:
-        """The findings, the controls that there could not be, and advice."""
-        missing = [f"No control {name!r}: {run.note}." for name, run in self.runs.items() if run.note]
-        return [*self.findings(), *missing, self.advice()]
+        """The findings, how the controls were made or why they could not be, and advice."""
+        return [*self.findings(), *self._of_controls(), self.advice()]
+
+    def _of_controls(self) -> list[str]:
+        said = []
+        for name, run in self.runs.items():
+            if run.note:
+                said.append(f"No control {name!r}: {run.note}.")
+            if run.order:
+                said.append(f"{name}: their order is {', '.join(map(str, run.order))}.")
+        return said
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Every number, as JSON; what was not measured is null. Written to the path, if one is given."""

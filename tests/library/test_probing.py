@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from pdelab import probe, probing, record
-from pdelab.probing import _control, _shuffled_tokens, measured, permuted, redrawn
+from pdelab.probing import _control, _order, _shuffled_tokens, measured, permuted, redrawn
 from pdelab.report import Report, Run
 
 WIDTH = 6
@@ -275,7 +275,27 @@ class TestControls:
         other = _control("shuffled layers", rec, states(), 0)
         before, after = ([layer.out.weight.sum().item() for layer in m.layers] for m in (model, other.model))
         assert sorted(before) == sorted(after)
-        assert before != after
+        assert [before[k] for k in _order(4, 0)] == after
+
+    @pytest.mark.parametrize("layers", [2, 4, 5, 6, 12, 30])
+    def test_no_layer_keeps_its_place_or_the_one_before_it(self, layers):
+        for seed in range(5):
+            order = _order(layers, seed)
+            assert sorted(order) == list(range(layers))
+            assert all(layer != place for place, layer in enumerate(order))
+            assert all(after != before + 1 for before, after in pairwise(order))
+        assert _order(layers, 3) == _order(layers, 3)
+
+    def test_of_three_layers_none_keeps_its_place(self):
+        assert {tuple(_order(3, seed)) for seed in range(20)} == {(1, 2, 0), (2, 0, 1)}
+        assert _order(1, 0) == [0]
+
+    def test_the_order_of_shuffled_layers_is_in_the_report(self):
+        report = quick(Stack(), controls=("random", "shuffled layers"), sampled=0)
+        order = _order(4, 0)
+        assert f"shuffled layers: their order is {', '.join(map(str, order))}." in " ".join(str(report).split())
+        runs = json.loads(report.to_json())["runs"]
+        assert (runs["shuffled layers"]["order"], runs["random"]["order"]) == (order, [])
 
     def test_tokens_are_shuffled_within_their_sequence_and_padding_stays(self):
         mask = torch.arange(9) < torch.tensor([[9], [4], [2], [6]])

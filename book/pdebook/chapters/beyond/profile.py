@@ -3,6 +3,9 @@
 NETWORK/FIGURE has one value a layer, the median over tokens, NaN where a derivative was not measured; "…, 5 %" and
 "…, 95 %" are the other quantiles. Figures of the whole path, such as straightness, have one value. The controls are
 those of `probe`: NETWORK/CONTROL FIGURE, with CONTROL one of random, permuted, shuffled layers and shuffled tokens.
+
+The records of size `book` were made with layers in any order but their own: in each, one of MiniLM's six keeps its
+place; of SmolLM2's thirty at most two do, and at most three follow the one before. Made anew, none does either.
 """
 
 import math
