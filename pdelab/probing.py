@@ -20,7 +20,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from pdelab.recording import Recording, one_number, record
 from pdelab.report import Report, Run
 from pdelab.seeds import derive, seeded, stream
 from pdelab.status import Status
+from pdelab.watching import tensors
 
 CONTROLS = ("random", "permuted", "shuffled layers", "shuffled tokens")
 QUANTILES = (0.05, 0.5, 0.95)
@@ -107,6 +108,7 @@ def probe(
         tokens=int(real.sum()),
         status=str(rec.trajectory.status),
         runs=runs,
+        notes=rec.notes,
     )
 
 
@@ -289,7 +291,9 @@ def _control(name: str, rec: Recording, inputs: Any, seed: int) -> Recording | R
     if name == "shuffled tokens":
         changed = _shuffled_tokens(inputs, rec, derive(seed, name))
         if changed is None:
-            return Run(note="the inputs have no axis of tokens that could be put in another order")
+            shapes = ", ".join(str(tuple(x.shape)) for x in tensors(inputs))
+            tokens = rec.trajectory.states[0].shape[1]
+            return Run(note=f"no input has the stream's {tokens} tokens; the inputs' shapes are {shapes}")
         return rec.again(changed, mask=rec.trajectory.mask)
     if name == "shuffled layers":
         modules = dict(rec.model.named_modules())
@@ -379,19 +383,25 @@ def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Any:
         return x.gather(1, index)
 
     def fits(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.ndim in (2, 3) and x.shape[:2] == real.shape
+        return isinstance(x, Tensor) and x.ndim in (2, 3) and x.shape[:2] == real.shape and x.dtype != torch.bool
 
-    def changed(x: Any) -> Any:
+    def changed(x: Any, names: Sequence[str] = ()) -> Any:
+        """x with its first tensor of tokens shuffled; masks and positions stay. names: of the entries of a tuple."""
+        if isinstance(x, Tensor):
+            return shuffled(x) if fits(x) else None
         if isinstance(x, Mapping):
-            names = [n for n in ("input_ids", "inputs_embeds", *x) if "mask" not in n and "position" not in n]
-            name = next((n for n in names if fits(x.get(n))), None)
-            return None if name is None else {**x, name: shuffled(x[name])}
-        if isinstance(x, tuple):
-            first = changed(x[0])
-            return None if first is None else (first, *x[1:])
-        return shuffled(x) if fits(x) else None
+            usual = [name for name in ("input_ids", "inputs_embeds") if name in x]
+            entries = {key: str(key) for key in (*usual, *x)}
+        else:
+            entries = dict(zip_longest(range(len(x)), names, fillvalue="")) if isinstance(x, tuple) else {}
+        for key, name in entries.items():
+            if "mask" in name or "position" in name or (new := changed(x[key])) is None:
+                continue
+            return {**x, key: new} if isinstance(x, Mapping) else (*x[:key], new, *x[key + 1 :])
+        return None
 
-    return changed(inputs)
+    arguments = len(inputs) if isinstance(inputs, tuple) else 0
+    return changed(inputs, list(inspect.signature(rec.model.forward).parameters)[:arguments])
 
 
 def _sums(x: Tensor) -> tuple[float, float]:

@@ -121,6 +121,7 @@ class Report:
     tokens: int
     status: str
     runs: dict[str, Run]
+    notes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -239,6 +240,7 @@ class Report:
         heads = [FIGURES[name][0] for name in shown] + [f"E {symbol}" for symbol in self.own.symbols()]
         lines = [
             f"{self.title}; {self.examples} examples, {self.tokens} tokens; {self.status}",
+            *(textwrap.fill(note, 80, subsequent_indent="  ") for note in self.notes),
             "",
             *_aligned([["layer", *heads], *self._rows((*shown, *energies))]),
             "step to kept: medians over tokens; for controls all are medians over their layers",
@@ -271,6 +273,7 @@ class Report:
             "examples": self.examples,
             "tokens": self.tokens,
             "status": self.status,
+            "notes": self.notes,
             "figures": {name: {"column": head, "meaning": words} for name, (head, words) in FIGURES.items()},
             "quantiles": [0.05, 0.5, 0.95],
             "findings": self.findings(),
@@ -384,7 +387,8 @@ dd { margin: 0 0 .3rem 1rem }
 <h1>{{ report.title }}</h1>
 <p>{{ report.examples }} examples, {{ report.tokens }} tokens; {{ report.status }}.
 Steps, angles and cosines are medians over tokens, energies ½|u|² means; for controls, all are medians over layers.</p>
-<h2>What stands out</h2>
+{% for note in report.notes %}<p>{{ note }}</p>
+{% endfor %}<h2>What stands out</h2>
 <ul>{% for words in report.sentences() %}<li>{{ words }}</li>{% endfor %}</ul>
 <h2>Layer by layer</h2>
 <div class="wide" tabindex="0" role="img" aria-label="Every layer beside its controls; the table has the numbers">

@@ -1,6 +1,7 @@
 """probe: figures with known values, controls that change one thing, a report to be read, kept and gone on with."""
 
 import copy
+import html
 import json
 import math
 import re
@@ -308,6 +309,31 @@ class TestControls:
         assert not found.equal(ids)
         assert _shuffled_tokens(({"ids": ids}, "more"), rec, 5)[0]["ids"].equal(found)  # a mapping as first argument
 
+    def test_every_entry_is_tried_for_tokens_but_masks_and_positions(self):
+        class Placed(Stack):
+            def forward(self, scale, positions, u, pad_mask=None):
+                return super().forward(scale * u + 0 * positions.unsqueeze(-1))
+
+        u, places = states(), torch.arange(9.0).repeat(4, 1)
+        given = (torch.ones(1, 1, 1), places, u, places > 4)
+        rec = record(Placed(), given)
+        found = _shuffled_tokens(given, rec, 5)
+        assert found[2].sort(1).values.equal(u.sort(1).values)
+        assert not found[2].equal(u)
+        assert all(found[n] is given[n] for n in (0, 1, 3))
+        named = dict(zip(("scale", "positions", "u", "pad_mask"), given, strict=True))
+        assert _shuffled_tokens(named, rec, 5)["u"].equal(found[2])
+        report = quick(Placed(), given, controls=("shuffled tokens",), sampled=0)
+        assert not report.runs["shuffled tokens"].note
+
+    def test_a_stream_with_a_token_more_than_the_input_is_said_in_numbers(self):
+        class Registered(Stack):
+            def forward(self, u):
+                return super().forward(torch.cat([torch.ones(len(u), 1, WIDTH), u], 1))
+
+        note = quick(Registered(), controls=("shuffled tokens",), sampled=0).runs["shuffled tokens"].note
+        assert note == "no input has the stream's 10 tokens; the inputs' shapes are (4, 9, 6)"
+
     def test_what_a_model_cannot_have_is_said(self):
         class Shared(Stack):
             def forward(self, u):
@@ -361,6 +387,29 @@ def test_a_report_is_text_page_and_data(tmp_path):
     assert data["runs"]["model"]["layers"]["smoothness"][3] == []
     assert len(report.table) == 4
     assert report.table[1]["name"] == "layers.1"
+
+
+def test_layers_that_are_not_read_are_named_in_every_form_of_the_report():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Stack(depth=4).layers, Stack(depth=2).layers
+
+        def forward(self, u):
+            for layer in self.first:
+                u = layer(u)
+            u = 2 * u
+            for layer in self.second:
+                u = layer(u)
+            return u
+
+    report = quick(Both(), controls=(), sampled=0)
+    (note,) = report.notes
+    assert note.startswith("not read: second.0 to second.1")
+    assert note in " ".join(str(report).partition("layer  ")[0].split())
+    assert f"<p>{note}</p>" in html.unescape(report.to_html())
+    assert json.loads(report.to_json())["notes"] == [note]
+    assert quick(Stack(), controls=(), sampled=0).notes == ()
 
 
 def test_a_report_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
