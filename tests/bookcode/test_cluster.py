@@ -228,13 +228,15 @@ def test_after_ctrl_c_the_workers_keep_what_they_have_and_the_same_command_goes_
     assert machines.made_by()[seed_of(run)] == "one, two"
 
 
-def test_again_clears_what_the_workers_have_kept_but_only_once(machines):
+def test_again_clears_what_the_workers_have_kept_of_a_finished_run_and_not_what_was_begun(machines):
     job = runner.Job(EXPERIMENT, "smoke", 0)
     found = runner.do(job)  # its trainings are kept
+    done = job.folder / "done"
+    done.touch()  # as a worker leaves it on a disk of its own
     Store(machines.folder / "results").save(replace(found, figures={"wrong": 1.0}))
     machines.start("one", "two")
     process = machines.command("--again", "--quiet", seeds=1)
-    until(lambda: list(job.folder.glob("stop-*")))  # cleared, and so marked
+    until(lambda: not done.exists())  # cleared
     killed, _ = caught(lambda: machines.workers)
     machines.kill(killed)
     out, err = process.communicate(timeout=LIMIT)

@@ -18,6 +18,7 @@ from distributed.worker import thread_state
 from tqdm.auto import tqdm
 
 from pdebook.evidence.run import Gone, Job, Killed, Outcome, Stopped, do
+from pdebook.ledger.record import Result
 from pdelab import __version__
 from pdelab.training import TOLD, patience
 
@@ -110,8 +111,12 @@ def place_of(address: str) -> tuple[str, int]:
 def _greeted(address: str) -> None:
     """Raises if there is no scheduler, for which Client would wait long: one speaks first, with what it can do."""
     with socket.create_connection(place_of(address), _SECONDS) as line:
-        if parse_address(address)[0] == "tcp" and b"pickle-protocol" not in line.recv(4096):
-            raise ConnectionError
+        said = b""
+        while parse_address(address)[0] == "tcp" and b"pickle-protocol" not in said:
+            part = line.recv(4096)
+            if not part or len(said) > 1 << 16:
+                raise ConnectionError
+            said += part
 
 
 def _outcome(future: Future) -> Outcome:
@@ -136,13 +141,16 @@ def _there(job: Job, device: str, threads: int, stop: str, version: str) -> Outc
     with _ALONE, _listening(stop) as told:
         if told:
             return Stopped("stopped before it began")
-        if job.again and not (mark := job.folder / stop).exists():  # it does, where another worker had begun
+        done = job.folder / "done"  # a worker's own disk keeps what the command has recorded
+        if job.again and done.exists():
             job.clear()
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
         token = TOLD.set(told)
         try:
-            return do(job, device, 0, threads)
+            outcome = do(job, device, 0, threads)
+            if isinstance(outcome, Result):
+                done.parent.mkdir(parents=True, exist_ok=True)
+                done.touch()
+            return outcome
         except Exception as fault:
             fault.add_note("".join(traceback.format_exception(fault)))  # its traceback stays behind
             return fault
