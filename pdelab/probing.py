@@ -97,6 +97,8 @@ def probe(
                 run = recorded if isinstance(recorded, Run) else measured(recorded, *extent, seed, bar.update)
                 if name == "shuffled layers" and not run.note:
                     run.order = _order(len(rec.names), seed)
+                if name == "random" and not run.note:
+                    run.kept = _undrawn(rec.model)
                 store.put(name, run)
             runs[name] = run
     real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
@@ -317,7 +319,7 @@ def redrawn(model: nn.Module, seed: int) -> nn.Module:
     Else a copy in which every module with `reset_parameters` draws its weights anew; of other weights matrices become
     normal numbers of the same standard deviation, and the rest stays, as a scale that begins at zero must.
     """
-    if hasattr(type(model), "_from_config") and hasattr(model, "config"):
+    if _has_config(model):
         weight = next(model.parameters())
         fresh = seeded(lambda: type(model)(copy.deepcopy(model.config)), seed)
         return fresh.to(weight.device, weight.dtype).train(model.training)
@@ -326,17 +328,37 @@ def redrawn(model: nn.Module, seed: int) -> nn.Module:
 
     def draw() -> None:
         for module in model.modules():
-            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if callable(reset) and not inspect.signature(reset).parameters:
+            if (reset := _reset(module)) is not None:
                 reset()
                 continue
             for weight in module.parameters(recurse=False):
-                if weight.ndim > 1:
+                if not _is_scale(weight):
                     nn.init.normal_(weight, std=weight.std().item())
 
     with torch.no_grad():
         seeded(draw, seed)
     return model
+
+
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(type(model), "_from_config") and hasattr(model, "config")
+
+
+def _reset(module: nn.Module) -> Callable[[], Any] | None:
+    """What draws the module's weights anew, if it has that."""
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    return reset if callable(reset) and not inspect.signature(reset).parameters else None
+
+
+def _is_scale(weight: Tensor) -> bool:
+    return weight.ndim < 2 or weight.numel() == 1
+
+
+def _undrawn(model: nn.Module) -> list[str]:
+    """The weights that `redrawn` leaves as they are."""
+    modules = [] if _has_config(model) else [m for m in model.modules() if _reset(m) is None]
+    kept = {id(weight) for module in modules for weight in module.parameters(recurse=False) if _is_scale(weight)}
+    return [name for name, weight in model.named_parameters() if id(weight) in kept]
 
 
 def permuted(model: nn.Module, seed: int) -> nn.Module:

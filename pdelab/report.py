@@ -55,7 +55,7 @@ class Run:
     """The figures of one network. layers: for each layer a list of numbers, three where they are quantiles over tokens.
 
     words: for each layer a sentence. whole: figures of the whole network. note: why there are none. order: of shuffled
-    layers, which of the network's stands at each place.
+    layers, which of the network's stands at each place. kept: the weights that were not drawn anew.
     """
 
     layers: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -63,6 +63,7 @@ class Run:
     whole: dict[str, list[float]] = field(default_factory=dict)
     note: str = ""
     order: list[int] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
     def add(self, layer: int, name: str, values: list[float]) -> None:
         rows = self.layers.setdefault(name, [])
@@ -262,6 +263,10 @@ class Report:
                 said.append(f"No control {name!r}: {run.note}.")
             if run.order:
                 said.append(f"{name}: their order is {', '.join(map(str, run.order))}.")
+            if run.kept:
+                weights = f"{len(run.kept)} weight{'s' if len(run.kept) > 1 else ''}"
+                shown = ", ".join([*run.kept[:3], *(["…"] if len(run.kept) > 3 else [])])
+                said.append(f"{name} keeps {weights} as trained ({shown}).")
         return said
 
     def to_json(self, path: str | Path | None = None) -> str:

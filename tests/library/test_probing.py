@@ -269,6 +269,23 @@ class TestControls:
 
         other = redrawn(Stack(Scaled), 0)
         assert other.layers[0].gamma.equal(torch.full((WIDTH,), 0.3))
+        report = quick(Stack(Scaled), controls=("random", "permuted"), sampled=0)
+        said = "random keeps 4 weights as trained (layers.0.gamma, layers.1.gamma, layers.2.gamma, …)."
+        assert said in " ".join(str(report).split())
+        runs = json.loads(report.to_json())["runs"]
+        assert runs["random"]["kept"] == [f"layers.{n}.gamma" for n in range(4)]
+        assert runs["permuted"]["kept"] == quick(Stack(), controls=("random",), sampled=0).runs["random"].kept == []
+
+    def test_a_single_weight_of_two_axes_stays_too(self):
+        class Scaled(Linear):
+            def __init__(self):
+                super().__init__()
+                self.gain = nn.Parameter(torch.ones(1, 1))
+
+            def forward(self, u):
+                return u + self.gain * self.map(u)
+
+        assert redrawn(Stack(Scaled), 0).layers[0].gain.item() == 1
 
     def test_layers_are_shuffled_and_none_is_lost(self):
         model = Stack()
