@@ -247,7 +247,8 @@ def probe(network, text, length, examples, device, controls, no_controls, **opti
     """Is depth time in this network? Every layer's step, energy and stability, beside four controls.
 
     NETWORK is minilm or smollm2 (pdelab data get); a folder with a model and tokenizer that transformers saved; or
-    module:function or file.py:function, a function that returns (model, inputs) or (model, inputs, loss).
+    module:function or file.py:function, a function that returns (model, inputs), (model, inputs, loss) or (model,
+    inputs, loss, mask): mask (batch, token) is True where a token is real, and loss may be None.
 
     The text is cut into examples of equal length. What is finished is kept: after Ctrl-C the same command goes on.
     """

@@ -71,9 +71,9 @@ def run(
     if ready and (unfit := [n for n, x in about.items() if x is not None]):
         raise click.UsageError(f"--{unfit[0]} is for networks with a tokenizer; {target} gives inputs of its own")
     try:
-        model, inputs, loss = made_by(target) if ready else reading(target, **about)
+        model, inputs, loss, mask = made_by(target) if ready else (*reading(target, **about), None)
         with told():
-            report = probe(model, inputs, loss=loss, folder=folder, progress=not quiet, **options)
+            report = probe(model, inputs, loss=loss, mask=mask, folder=folder, progress=not quiet, **options)
     except KeyboardInterrupt:
         fail("stopped; the same command goes on with what is left", STOPPED)
 
@@ -185,8 +185,8 @@ def next_token_loss(ids: Tensor) -> Loss:
 # A function that makes a network
 
 
-def made_by(target: str) -> tuple[nn.Module, Any, Loss | None]:
-    """model, inputs and loss, None if there is none, of module:function or file.py:function."""
+def made_by(target: str) -> tuple[nn.Module, Any, Loss | None, Any]:
+    """model, inputs, loss and mask, None where there is none, of module:function or file.py:function."""
     place, _, name = target.rpartition(":")
     try:
         module = _module(place)
@@ -196,12 +196,14 @@ def made_by(target: str) -> tuple[nn.Module, Any, Loss | None]:
         raise click.BadParameter(f"{place} has no function {name!r}", param_hint="NETWORK")
 
     made = getattr(module, name)()
-    fits = isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module)
-    if not fits or (len(made) == 3 and not callable(made[2])):
+    fits = isinstance(made, tuple) and len(made) in (2, 3, 4) and isinstance(made[0], nn.Module)
+    if not fits or not (len(made) == 2 or callable(made[2]) or (len(made) == 4 and made[2] is None)):
         what = f"({', '.join(type(x).__name__ for x in made)})" if isinstance(made, tuple) else type(made).__name__
-        words = "a torch module, what it is called with, and a function of its output that gives one number"
-        raise click.UsageError(f"{target} must return (model, inputs) or (model, inputs, loss): {words}; not {what}")
-    return (*made, None)[:3]
+        forms = "(model, inputs), (model, inputs, loss) or (model, inputs, loss, mask)"
+        words = "a torch module, what it is called with, a function of its output that gives one number, or None, and "
+        words += "where tokens are real, (batch, token)"
+        raise click.UsageError(f"{target} must return {forms}: {words}; not {what}")
+    return (*made, None, None)[:4]
 
 
 def _module(place: str) -> Any:

@@ -145,7 +145,10 @@ def test_a_pattern_names_several_and_each_once():
         (["probe", "no_such:f"], "no_such cannot be loaded: No module named 'no_such'"),
         (["probe", "no_such.py:f"], "no_such.py cannot be loaded: [Errno 2] No such file"),
         (["probe", "math:tau"], "math has no function 'tau'"),
-        (["probe", "builtins:dict"], "must return (model, inputs) or (model, inputs, loss): a torch module"),
+        (
+            ["probe", "builtins:dict"],
+            "must return (model, inputs), (model, inputs, loss) or (model, inputs, loss, mask)",
+        ),
         (["probe", "builtins:dict", "--text", __file__], "--text is for networks with a tokenizer"),
         (["probe", "minilm", "--text", "no.txt"], "'no.txt' does not exist"),
         (["probe", "minilm", "--device", "abacus"], "--device: device must be one that is here"),
@@ -366,6 +369,10 @@ def judged():
     return *small(), lambda out: out.square().mean()
 
 
+def padded():
+    return *small(), None, torch.arange(6) < torch.tensor([[6], [4], [2], [3]])
+
+
 def deep():
     return small(20)
 
@@ -410,6 +417,13 @@ def test_a_function_is_probed_and_the_report_is_what_probe_gives(places, network
     assert (places / "a.json").read_text() == report.to_json()
     assert "<svg" in (places / "a.html").read_text()
     assert "written" in said
+
+
+def test_a_mask_that_a_function_gives_is_passed_on(network):
+    model, given, _, mask = runpy.run_path(network)["padded"]()
+    said = pdelab("probe", f"{network}:padded", *QUICK)
+    assert "4 examples, 15 tokens" in said
+    assert str(probing.probe(model, given, mask=mask, sampled=0, progress=False)) in said
 
 
 def test_a_module_beside_you_is_found_and_controls_are_chosen(network, monkeypatch):
