@@ -144,67 +144,92 @@ class Report:
     # in words
 
     def findings(self) -> list[str]:
-        """What stands out, each with its number and, in brackets, what the controls have."""
+        """What was found, each with its number and, in brackets, what the controls have; first what stands out."""
+        return [*self.outstanding(), *self.ordinary()]
+
+    def outstanding(self) -> list[str]:
+        """The findings whose number is another one with new or permuted weights, or that have no such control."""
         ends = f"Layer {len(self.names)} gives NaN or infinite numbers: the report ends before it."
         diverged = [ends] if self.status == "diverged" else []
-        return [*diverged, *self._of_time(), *self._of_energy(), *self._of_the_loss()]
+        return [*diverged, *(words for words, apart in self._judged() if apart), *self._of_the_loss()]
 
-    def _beside(self, name: str) -> str:
-        """(random 0.18, permuted 0.21): the same figure of the controls."""
-        values = {control: run.typical(name) for control, run in self.runs.items() if control != "model"}
-        found = [f"{control} {value:.2f}" for control, value in values.items() if not math.isnan(value)]
-        return f" ({', '.join(found)})" if found else ""
+    def ordinary(self) -> list[str]:
+        """The findings that networks without training have as well."""
+        return [words for words, apart in self._judged() if not apart]
 
-    def _of_time(self) -> list[str]:
-        own = self.own
-        chance = own.typical("straightness of independent steps")
+    def _judged(self) -> list[tuple[str, bool]]:
+        return [*self._of_time(), *self._of_energy()]
+
+    def _untrained(self) -> dict[str, Run]:
+        """The controls that say what a number is worth; the shuffled ones ask something else."""
+        return {name: run for name, run in self.runs.items() if name in ("random", "permuted") and not run.note}
+
+    def _beside(self, name: str, baseline: str = "") -> str:
+        """(random 0.18, permuted 0.21): the same figure of the controls, each with its baseline if there is one."""
+        found = []
+        for control, run in self.runs.items():
+            if control != "model" and not math.isnan(run.typical(name)):
+                steps = f", independent steps {run.typical(baseline):.2f}" if baseline else ""
+                found.append(f"{control} {run.typical(name):.2f}{steps}")
+        return f" ({('; ' if baseline else ', ').join(found)})" if found else ""
+
+    def _of_time(self) -> list[tuple[str, bool]]:
+        own, chance = self.own, "straightness of independent steps"
         words = {
             "straightness": "Paths of tokens have straightness {:.2f}; independent steps of these lengths would have "
-            f"{chance:.2f}",
+            f"{own.typical(chance):.2f}",
             "doubling": "Two half steps in place of one change the median layer's step by {:.2f} of it",
             "smoothness": "The next layer's step at the same state has a cosine of {:.2f} with this one's",
             "sum or sweep": "If all branches read u, the median layer's step changes by {:.2f} of it",
         }
+
+        def apart(name: str) -> bool:
+            return _apart(own.typical(name), [run.typical(name) for run in self._untrained().values()])
+
         said = [
-            f"{text.format(own.typical(name))}{self._beside(name)}."
+            (
+                f"{text.format(own.typical(name))}{self._beside(name, chance if name == 'straightness' else '')}.",
+                apart(name),
+            )
             for name, text in words.items()
             if not math.isnan(own.typical(name))
         ]
         random, worst = own.typical("growth, random"), own.typical("growth, worst")
         if not math.isnan(worst):
-            said.append(
+            sentence = (
                 f"A small nudge in a random direction grows by {random:.2f} per layer, in the worst direction by at "
                 f"least {worst:.2f}, where it was measured{self._beside('growth, worst')}."
             )
+            said.append((sentence, apart("growth, worst")))
         return said
 
-    def _of_energy(self) -> list[str]:
-        said = []
+    def _of_energy(self) -> list[tuple[str, bool]]:
+        said, untrained = [], self._untrained()
         if (most := self.own.largest_write()) is not None:
             symbol, layer, share, token, at = most
             others = {c: run.largest_write() for c, run in self.runs.items() if c != "model" and run.symbols()}
             beside = ", ".join(f"{c} {f'{100 * w[2]:.0f} %' if w else 'none'}" for c, w in others.items())
-            said.append(
+            sentence = (
                 f"{symbol} of layer {layer} writes {100 * share:.0f} % of all energy that layers add, "
                 f"{100 * at:.0f} % of it at token {token}" + (f" (largest write: {beside})." if beside else ".")
             )
+            said.append((sentence, _apart(share, [w[2] if w else 0.0 for c, w in others.items() if c in untrained])))
         for symbol in self.own.symbols():
-            lost = {
-                name: f"{sum(x < 0 for x in run.middle(f'energy {symbol}'))} of {len(run.middle(f'energy {symbol}'))}"
-                for name, run in self.runs.items()
-                if not run.note
-            }
-            beside = ", ".join(f"{name} {count}" for name, count in lost.items() if name != "model")
-            words = f"{symbol} takes energy away in {lost['model']} layers"
-            said.append(f"{words} ({beside})." if beside else f"{words}.")
+            rows = {name: run.middle(f"energy {symbol}") for name, run in self.runs.items() if not run.note}
+            lost = {name: sum(x < 0 for x in row) for name, row in rows.items()}
+            beside = ", ".join(f"{name} {lost[name]} of {len(row)}" for name, row in rows.items() if name != "model")
+            words = f"{symbol} takes energy away in {lost['model']} of {len(rows['model'])} layers"
+            apart = _apart(lost["model"], [lost[name] for name in untrained])
+            said.append((f"{words} ({beside})." if beside else f"{words}.", apart))
         counts = {name: len(_said(run)) for name, run in self.runs.items() if not run.note}
         if counts["model"]:
             layer, words = _said(self.own)[0]
             beside = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "model")
-            said.append(
+            sentence = (
                 f"{counts['model']} of {len(self.names)} layers leave tokens more than five times as long as the median"
                 f"{f' ({beside})' if beside else ''}; the first is layer {layer}: {words}."
             )
+            said.append((sentence, _apart(counts["model"], [counts[name] for name in untrained])))
         return said
 
     def _of_the_loss(self) -> list[str]:
@@ -213,14 +238,14 @@ class Report:
             return []
         least = [str(int(layer)) for layer in whole["layers carrying least"]]
         layers, carry = ("layer", "carries") if len(least) == 1 else ("layers", "carry")
-        chance = sorted(whole["loss without as many by chance"])
-        beside = f"; without as many others {chance[0]:.3f} to {chance[-1]:.3f} ({len(chance)} draws)" if chance else ""
-        if chance and whole["loss without them"][0] > chance[-1]:
+        loss, without, *chance = (
+            _short(x, 4)
+            for x in (*whole["loss"], *whole["loss without them"], *sorted(whole["loss without as many by chance"]))
+        )
+        beside = f"; without as many others {chance[0]} to {chance[-1]} ({len(chance)} draws)" if chance else ""
+        if chance and whole["loss without them"][0] > max(whole["loss without as many by chance"]):
             beside += ". Here what they carry does not tell which layers matter"
-        return [
-            f"The loss is {whole['loss'][0]:.3f}; without {layers} {', '.join(least)}, which {carry} least, "
-            f"{whole['loss without them'][0]:.3f}{beside}."
-        ]
+        return [f"The loss is {loss}; without {layers} {', '.join(least)}, which {carry} least, {without}{beside}."]
 
     def advice(self) -> str:
         """How far the median step is known from so many examples, and how many more would halve that."""
@@ -248,15 +273,26 @@ class Report:
             "E A, E R, …: energy ½|u|² that each term adds to a token, mean over tokens",
             *(textwrap.fill(": ".join(FIGURES[name]), 80, subsequent_indent="  ") for name in shown),
             "",
-            *(textwrap.fill(words, 80, initial_indent="- ", subsequent_indent="  ") for words in self.sentences()),
         ]
+        for head, sentences in self.sections().items():
+            lines += [
+                f"{head}:",
+                *(textwrap.fill(x, 80, initial_indent="- ", subsequent_indent="  ") for x in sentences),
+            ]
         return "\n".join(lines)
 
-    def sentences(self) -> list[str]:
-        """The findings, how the controls were made or why they could not be, and advice."""
-        return [*self.findings(), *self._of_controls(), self.advice()]
+    def sections(self) -> dict[str, list[str]]:
+        """The findings, those that stand out apart from the others, and how the controls were made or why not."""
+        untrained = " or ".join(self._untrained())
+        made = {
+            "What stands out" if untrained else "What was found": self.outstanding(),
+            f"No different with {untrained} weights": self.ordinary(),
+            "How it was measured": [*self._of_controls(), self.advice()],
+        }
+        return {head: sentences for head, sentences in made.items() if sentences}
 
     def _of_controls(self) -> list[str]:
+        """How the controls were made, or why they could not be."""
         said = []
         for name, run in self.runs.items():
             if run.note:
@@ -282,6 +318,7 @@ class Report:
             "figures": {name: {"column": head, "meaning": words} for name, (head, words) in FIGURES.items()},
             "quantiles": [0.05, 0.5, 0.95],
             "findings": self.findings(),
+            "no different with random or permuted weights": self.ordinary(),
             "advice": self.advice(),
             "runs": {name: vars(run) for name, run in self.runs.items()},
         }
@@ -294,27 +331,44 @@ class Report:
         """Up to six panels, the network in front of its controls: a matplotlib Figure."""
         from matplotlib.figure import Figure
 
-        names = [name for name in PANELS if not math.isnan(self.own.typical(name))]
+        names = self._panels()
         figure = Figure(figsize=(10, 9), layout="constrained")
-        axes = figure.subplots(math.ceil((len(names) + 1) / 2), 2).flatten()
+        axes = figure.subplots(math.ceil(len(names) / 2), 2).flatten()
         for ax, name in zip(axes, names, strict=False):
             self._panel(ax, name)
-        axes[0].legend(frameon=False, fontsize=8)
-
-        energies = axes[len(names)]
-        for symbol in self.own.symbols():
-            energies.plot(self.own.middle(f"energy {symbol}"), "o-", ms=3, label=symbol)
-        sizes = [abs(x) for symbol in self.own.symbols() for x in self.own.middle(f"energy {symbol}") if x]
-        energies.set_yscale("symlog", linthresh=10 ** round(math.log10(statistics.median(sizes))) if sizes else 1.0)
-        energies.xaxis.get_major_locator().set_params(integer=True)
-        energies.set(title="energy that each term adds, mean over tokens", xlabel="layer")
-        energies.legend(frameon=False, fontsize=8)
-        for ax in axes[len(names) + 1 :]:
+        for ax in axes[len(names) :]:
             ax.set_axis_off()
         return figure
 
+    def _panels(self) -> list[str]:
+        return [*(name for name in PANELS if not math.isnan(self.own.typical(name))), "energy"]
+
+    def _drawn(self, name: str) -> Markup:
+        """One panel as SVG, with ids of its own."""
+        from matplotlib.figure import Figure
+
+        figure, drawn = Figure(figsize=(5, 3.2), layout="constrained"), io.StringIO()
+        self._panel(figure.subplots(), name)
+        figure.savefig(drawn, format="svg")
+        picture = drawn.getvalue()
+        for mark in ('id="', 'href="#', "url(#"):
+            picture = picture.replace(mark, f"{mark}{self._panels().index(name)}-")
+        return Markup(picture[picture.index("<svg") :])
+
+    def _energies(self, ax) -> None:
+        for symbol in self.own.symbols():
+            ax.plot(self.own.middle(f"energy {symbol}"), "o-", ms=3, label=symbol)
+        sizes = [abs(x) for symbol in self.own.symbols() for x in self.own.middle(f"energy {symbol}") if x]
+        ax.set_yscale("symlog", linthresh=10 ** round(math.log10(statistics.median(sizes))) if sizes else 1.0)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set(title="energy that each term adds, mean over tokens", xlabel="layer")
+        ax.legend(frameon=False, fontsize=8)
+
     def _panel(self, ax, name: str) -> None:
-        """One figure of all networks along their layers, for this one with its 5th and 95th percentile."""
+        """One figure of all networks along their layers, for this one with its 5th and 95th percentile; or energies."""
+        if name == "energy":
+            self._energies(ax)
+            return
         for (control, run), (colour, dashes) in zip(self.runs.items(), LINES, strict=False):
             own = control == "model"
             line = {"color": colour, "linestyle": dashes, "lw": 2.2 if own else 1.2, "zorder": 3 if own else 2}
@@ -327,12 +381,11 @@ class Report:
         ax.xaxis.get_major_locator().set_params(integer=True)
         if name in ("step", "transport"):  # the first layer's may be a hundred times the others'
             ax.set_yscale("log")
+        if name == self._panels()[0]:
+            ax.legend(frameon=False, fontsize=8)
 
     def to_html(self) -> str:
         """One page that needs nothing else: findings, figures, the table of all layers, what each figure is."""
-        drawn = io.StringIO()
-        self.plot().savefig(drawn, format="svg")
-        picture = drawn.getvalue()
         shown = [name for name in FIGURES if not math.isnan(self.own.typical(name))]
         shown += [name for name in self.own.layers if name.startswith("energy ") and "largest" not in name]
         return (
@@ -340,7 +393,7 @@ class Report:
             .from_string(PAGE)
             .render(
                 report=self,
-                picture=Markup(picture[picture.index("<svg") :]),
+                pictures=[self._drawn(name) for name in self._panels()],
                 heads=[FIGURES.get(name, (name,))[0] for name in shown],
                 rows=self._rows(shown),
                 meanings=[FIGURES[name] for name in shown if name in FIGURES],
@@ -375,7 +428,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 body { color: #222; background: #fff }
 svg { max-width: 100%; height: auto }
 .wide { overflow-x: auto }
-.wide svg { max-width: none; min-width: 40rem; width: 100% }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: .5rem }
+.panels svg { width: 100% }
 th:first-child { position: sticky; left: 0; background: #fff }
 table { border-collapse: collapse; font-size: .85rem; white-space: nowrap }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
@@ -384,7 +438,7 @@ dd { margin: 0 0 .3rem 1rem }
 @media (prefers-color-scheme: dark) {
   body, th:first-child { color: #ddd; background: #16181c }
   th, td { border-color: #444 }
-  .wide svg { background: #fff }
+  .panels svg { background: #fff }
 }
 </style>
 </head>
@@ -393,11 +447,11 @@ dd { margin: 0 0 .3rem 1rem }
 <p>{{ report.examples }} examples, {{ report.tokens }} tokens; {{ report.status }}.
 Steps, angles and cosines are medians over tokens, energies ½|u|² means; for controls, all are medians over layers.</p>
 {% for note in report.notes %}<p>{{ note }}</p>
-{% endfor %}<h2>What stands out</h2>
-<ul>{% for words in report.sentences() %}<li>{{ words }}</li>{% endfor %}</ul>
-<h2>Layer by layer</h2>
-<div class="wide" tabindex="0" role="img" aria-label="Every layer beside its controls; the table has the numbers">
-{{ picture }}</div>
+{% endfor %}{% for head, sentences in report.sections().items() %}<h2>{{ head }}</h2>
+<ul>{% for words in sentences %}<li>{{ words }}</li>{% endfor %}</ul>
+{% endfor %}<h2>Layer by layer</h2>
+<div class="panels" role="img" aria-label="Every layer beside its controls; the table has the numbers">
+{% for picture in pictures %}{{ picture }}{% endfor %}</div>
 <h2>All figures</h2>
 <div class="wide" tabindex="0" role="region" aria-label="Table of all figures">
 <table>
@@ -419,12 +473,19 @@ def _said(run: Run) -> list[tuple[int, str]]:
     return [(layer, words) for layer, words in enumerate(run.words.get("outliers", [])) if words]
 
 
-def _short(x: float) -> str:
+def _apart(x: float, others: Sequence[float]) -> bool:
+    """Whether x is outside the range of the others by more than a tenth of it and 0.01; True if there are none."""
+    known = [other for other in others if not math.isnan(other)]
+    least = max(0.1 * abs(x), 0.01)
+    return not known or x > max(known) + least or x < min(known) - least
+
+
+def _short(x: float, digits: int = 3) -> str:
     if math.isnan(x):
         return "·"
     if x and not 1e-3 <= abs(x) < 1e4:
-        return f"{x:.1e}".replace("e+0", "e").replace("e-0", "e-")
-    return f"{x:.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+        return f"{x:.{digits - 2}e}".replace("e+0", "e").replace("e-0", "e-")
+    return f"{x:.0f}" if abs(x) >= 1000 else f"{x:.{digits}g}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

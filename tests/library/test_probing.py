@@ -396,7 +396,10 @@ def test_a_report_is_text_page_and_data(tmp_path):
         assert words in " ".join(text.split())
     report.save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 6  # a panel each, which stand below each other on a phone
+    ids = re.findall(r'id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"(?:href=\"|url\()#([^\")]*)", page)) <= set(ids)
     assert not re.search(r"(src|href)=.(?!#)", page)  # nothing is loaded from elsewhere
     report.save(tmp_path / "report.json")
     data = json.loads((tmp_path / "report.json").read_text())
@@ -404,6 +407,38 @@ def test_a_report_is_text_page_and_data(tmp_path):
     assert data["runs"]["model"]["layers"]["smoothness"][3] == []
     assert len(report.table) == 4
     assert report.table[1]["name"] == "layers.1"
+
+
+def test_the_straightness_of_each_control_stands_beside_its_own_baseline():
+    report = quick(Stack(), controls=("random", "permuted"), sampled=0)
+    (words,) = [words for words in report.findings() if "straightness" in words]
+    for name in ("random", "permuted"):
+        straight, chance = (report.runs[name].typical(f"straightness{of}") for of in ("", " of independent steps"))
+        assert f"{name} {straight:.2f}, independent steps {chance:.2f}" in words
+
+
+def test_a_small_loss_keeps_its_digits():
+    report = quick(Stack(), controls=(), sampled=0, loss=lambda out: 1e-4 * out.square().mean())
+    (words,) = [words for words in report.findings() if words.startswith("The loss is")]
+    loss = float(re.search(r"The loss is (\S+);", words)[1])
+    assert 0 < loss < 1e-3
+    assert loss == pytest.approx(report.own.whole["loss"][0], rel=1e-2)
+
+
+def test_what_networks_without_training_have_as_well_is_not_said_to_stand_out():
+    def run(step, others):
+        return Run(layers={"smoothness": [[0, step, 1]]}, whole={"straightness": [0, others, 1]})
+
+    runs = {"model": run(0.5, 0.52), "random": run(0.0, 0.5), "permuted": run(0.1, 0.6), "shuffled tokens": run(0.5, 0)}
+    report = Report("Net", "A", ("one",), 4, 36, "finished", runs)
+    (apart,), (alike,) = report.outstanding(), report.ordinary()
+    assert "cosine of 0.50" in apart  # as it is with shuffled tokens, which have the same weights
+    assert "straightness 0.52" in alike
+    assert [*report.sections()][:2] == ["What stands out", "No different with random or permuted weights"]
+    assert json.loads(report.to_json())["no different with random or permuted weights"] == [alike]
+    alone = Report("Net", "A", ("one",), 4, 36, "finished", {"model": runs["model"]})
+    assert not alone.ordinary()
+    assert "What was found" in alone.sections()
 
 
 def test_layers_that_are_not_read_are_named_in_every_form_of_the_report():
