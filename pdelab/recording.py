@@ -141,6 +141,12 @@ class _Writes:
     reads: tuple[int, ...]
     kinds: tuple[tuple[tuple[str, bool | None], ...], ...]
 
+    def are(self, writes: Sequence[Write]) -> bool:
+        """Whether these are such writes: in the same places, of as many parts, if those have kinds of their own."""
+        return self.places == tuple(write.place for write in writes) and all(
+            len(kinds) in (1, len(write.parts)) for kinds, write in zip(self.kinds, writes, strict=True)
+        )
+
     @property
     def symbols(self) -> list[list[str]]:
         return [[symbol for symbol, _ in kinds] for kinds in self.kinds]
@@ -216,7 +222,7 @@ class Recording:
             return u + sum(total) if write.place == places[-1] else u
 
         with left_as_it_was(self.model):
-            return _traced(block, u, change)[2]
+            return _traced(block, u, change)[1]
 
     def again(self, inputs: Any = None, *, model: nn.Module | None = None, mask: Mask | None = None) -> "Recording":
         """The recording of other inputs, or of another model of the same architecture, with the symbols found here."""
@@ -403,18 +409,20 @@ def _recorded(
     """The recording of these layers; `known`: how they write, if that was measured before."""
     args, kwargs = inputs
     with padding_seen(found[0].module, model) as seen:
-        found, output = _captured(found, lambda: model(*copied(args), **copied(kwargs)))
+        found, written, output = _captured(
+            found, lambda: model(*copied(args), **copied(kwargs)), trace=known is not None and read is _read
+        )
     mask, notes = _mask(mask, model, inputs, found[0].u, seen)
     _check(found, mask)
     trajectory = Trajectory.of([*(block.u for block in found), found[-1].out], mask)
     found = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
-    stages, writes = [], []
-    for number, block in enumerate(found):
-        row, how = read(block, mask, *(() if known is None else (known[number],)))
+    stages, ways = [], []
+    for block, how, writes in zip(found, known or [None] * len(found), written, strict=False):
+        row, how = read(block, mask, how, writes)
         stages.append(keep(row))
-        writes.append(how)
+        ways.append(how)
     names = tuple(block.name for block in found)
-    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(writes), read, notes)
+    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(ways), read, notes)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -527,19 +535,29 @@ def _advice(calls: Sequence[Call]) -> str:
     return f"blocks=[{calls[0].name!r}{more}] reads {'them' if len(calls) > 1 else 'it'}"
 
 
-def _captured(found: list[_Block], run: Callable[[], Any]) -> tuple[list[_Block], Any]:
-    """The layers with the arguments they get and what they give, and the model's output."""
-    full = list(found)
+def _captured(found: list[_Block], run: Callable[[], Any], trace: bool) -> tuple[list[_Block], list[list[Write]], Any]:
+    """The layers with the arguments they get and what they give; if wanted, what they write; the model's output."""
+    full, written = list(found), [[] for _ in found]
+    tracer, listening = Tracer(), ExitStack()
 
     def begin(layer, args, kwargs):
-        u = full[layer].stream(args, kwargs).clone()
+        given = full[layer].stream(args, kwargs)
+        tracer.begin(given)
+        if trace:
+            listening.enter_context(tracer.listening(full[layer].module))
+            listening.enter_context(tracer)
+        u = tracer.copy(given)
+        args, kwargs = full[layer].with_stream(args, kwargs, u)
         full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u)
 
     def end(layer, args, kwargs, out):
-        full[layer] = replace(full[layer], out=full[layer].result(full[layer].u, out).clone())
+        after = full[layer].result(full[layer].u, out)
+        written[layer] = tracer.path(after)
+        listening.close()
+        full[layer] = replace(full[layer], out=tracer.copy(after))
 
-    with at_layers([(block.module, block.number) for block in found], begin, end):
-        return full, run()
+    with listening, at_layers([(block.module, block.number) for block in found], begin, end):
+        return full, written, run()
 
 
 def _mask(
@@ -581,7 +599,8 @@ def _check(found: list[_Block], mask: Mask | None) -> None:
     if tokens < 2:
         raise Unreadable("inputs must have a sequence of two real tokens or more: one alone shows no interaction")
     for before, after in pairwise(found):
-        if before.out.shape != after.u.shape or (before.out.isfinite().all() and not before.out.equal(after.u)):
+        same = before.out is after.u or (before.out.shape == after.u.shape and before.out.equal(after.u))
+        if not same and (before.out.shape != after.u.shape or before.out.isfinite().all()):
             raise Unreadable(
                 f"between {before.name} and {after.name} something else changes the stream; move it into a module, or "
                 "give blocks that follow each other"
@@ -608,33 +627,37 @@ def _check_again(block: _Block, out: Field) -> None:
         )
 
 
-def _traced(block: _Block, u: Field, change: Callable[[Write, Tracer], Tensor | None] | None = None):
-    """The layer run on u: its writes to the stream, none if they do not lead to its output; their parts; the output."""
+def _traced(
+    block: _Block, u: Field, change: Callable[[Write, Tracer], Tensor | None] | None = None
+) -> tuple[list[Write], Field]:
+    """The layer run on u: its writes to the stream, none if they do not lead to its output; and the output."""
     tracer, given = Tracer(change), u.clone()
     with tracer.listening(block.module), tracer:
         tracer.begin(given)
         out = block(given)
-        writes = tracer.path(out) or []
-    return writes, [tracer.parts(write) for write in writes], out
+        return tracer.path(out), out
 
 
-def _read(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tuple[tuple[Stage, ...], _Writes]:
-    """A layer's stages, and how it writes."""
-    writes, parts, out = _traced(block, block.u)
-    _check_again(block, out)
+def _read(
+    block: _Block, mask: Mask | None, known: _Writes | None = None, writes: Sequence[Write] = ()
+) -> tuple[tuple[Stage, ...], _Writes]:
+    """A layer's stages, and how it writes; `writes`: those of the model's run, taken if they are what is known."""
+    if known is None or not known.are(writes):
+        writes, out = _traced(block, block.u)
+        _check_again(block, out)
     if not writes:
         raise Unreadable(f"the output of {block.name} is not its input plus branches; {UNSPLIT}")
-    places = tuple(write.place for write in writes)
-    if known is None or known.places != places:
+    if known is None or not known.are(writes):
         found = [
-            (_symbols if write.kind == "add" else _acting)(block, writes, parts, number, mask)
+            (_symbols if write.kind == "add" else _acting)(block, writes, number, mask)
             for number, write in enumerate(writes)
         ]
+        places = tuple(write.place for write in writes)
         known = _Writes(places, tuple(read for _, read in found), tuple(tuple(kinds) for kinds, _ in found))
 
     shape, stages = block.u.shape, []
     for number, write in enumerate(writes):
-        kinds, branches = known.kinds[number], parts[number]
+        kinds, branches = known.kinds[number], write.parts
         if len(kinds) < len(branches):  # all of one kind, experts for example: one branch
             branches = [(" + ".join(dict.fromkeys(name for name, _ in branches)), write.delta)]
         together = next(group for group in known.groups() if number in group)
@@ -645,10 +668,12 @@ def _read(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tup
     return tuple(stages), known
 
 
-def _whole(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tuple[tuple[Stage, ...], _Writes]:
+def _whole(
+    block: _Block, mask: Mask | None, known: _Writes | None = None, writes: Sequence[Write] = ()
+) -> tuple[tuple[Stage, ...], _Writes]:
     """A layer as one stage."""
-    _check_again(block, block(block.u))
     if known is None:
+        _check_again(block, block(block.u))
         symbol = "R"
         for nudged, others in _halves(block.u, mask):
             answer = block(torch.where(nudged.unsqueeze(-1), _nudge(block.u), block.u))
@@ -661,23 +686,22 @@ def _whole(block: _Block, mask: Mask | None, known: _Writes | None = None) -> tu
 def _check_sum(block: _Block, stages: Sequence[Stage]) -> None:
     """u⁺ − u = Σ δ_T, up to the rounding of the additions: 1e-6 of the largest number in float32."""
     total = sum(precise(stage.delta) for stage in stages)
-    largest = max(precise(x).abs().amax() for s in stages for x in (s.before, s.after, s.delta))
     gap = (precise(block.out) - precise(block.u) - total).abs().amax()
-    if gap > _rounding(block.u) * largest:
+    largest = (precise(x).abs().amax() for s in stages for x in (s.after, s.before, s.delta))  # the first will do mostly
+    if all(gap > _rounding(block.u) * size for size in largest):
         raise Unreadable(f"the branches of {block.name} miss its step by {gap:.2g}; {UNSPLIT}")
 
 
-Parts = list[list[tuple[str, Tensor]]]
 Kinds = list[tuple[str, bool | None]]
 
 
-def _symbols(block: _Block, writes: list[Write], parts: Parts, number: int, mask: Mask | None) -> tuple[Kinds, int]:
+def _symbols(block: _Block, writes: Sequence[Write], number: int, mask: Mask | None) -> tuple[Kinds, int]:
     """For each part of a write A or R and whether it is causal; and after how many writes the stream is read.
 
     That is the last one at which a nudge of the stream changes what is written here.
     """
-    plain = [part for _, part in parts[number]]
-    answers = partial(_answers, block, writes, parts, number)
+    plain = [part for _, part in writes[number].parts]
+    answers = partial(_answers, block, writes, number)
     halves = _halves(block.u, mask)
     for point in range(number, -1, -1):
         found = answers(point, halves[0][0])
@@ -696,16 +720,16 @@ def _symbols(block: _Block, writes: list[Write], parts: Parts, number: int, mask
     return (kinds[:1] if len(set(kinds)) == 1 else kinds), point
 
 
-def _acting(block: _Block, writes: list[Write], parts: Parts, number: int, mask: Mask | None) -> tuple[Kinds, int]:
+def _acting(block: _Block, writes: Sequence[Write], number: int, mask: Mask | None) -> tuple[Kinds, int]:
     """S, what acts on the stream itself, if it treats every token alone."""
     nudged, others = _halves(block.u, mask)[0]
-    (answer,) = _answers(block, writes, parts, number, number, nudged)
-    if _moved(answer, parts[number][0][1], others):
+    (answer,) = _answers(block, writes, number, number, nudged)
+    if _moved(answer, writes[number].delta, others):
         raise Unreadable(f"{block.name} mixes tokens in what acts on its stream, and does not add it; {UNSPLIT}")
     return [("S", None)], number
 
 
-def _answers(block: _Block, writes: list[Write], parts: Parts, number: int, point: int, nudged: Tensor) -> list[Tensor]:
+def _answers(block: _Block, writes: Sequence[Write], number: int, point: int, nudged: Tensor) -> list[Tensor]:
     """What write `number` writes, part by part, if these tokens of the stream are nudged after `point` writes."""
 
     def at(u: Field) -> Field:
@@ -715,11 +739,12 @@ def _answers(block: _Block, writes: list[Write], parts: Parts, number: int, poin
     def change(write: Write, tracer: Tracer) -> Tensor | None:
         return at(write.after) if point and write.place == writes[point - 1].place else None
 
-    written, others, _ = _traced(block, block.u if point else at(block.u), change)
-    if [w.place for w in written] != [w.place for w in writes]:
+    others, _ = _traced(block, block.u if point else at(block.u), change)
+    if [w.place for w in others] != [w.place for w in writes]:
         raise Unreadable(f"{block.name} writes elsewhere when its tokens change; {UNSPLIT}")
-    same = len(others[number]) == len(parts[number])
-    return [part for _, part in others[number]] if same else [written[number].delta] * len(parts[number])
+    found, number_of_parts = others[number], len(writes[number].parts)
+    same = len(found.parts) == number_of_parts
+    return [part for _, part in found.parts] if same else [found.delta] * number_of_parts
 
 
 def _nudge(u: Field) -> Field:

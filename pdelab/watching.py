@@ -304,7 +304,8 @@ class Write:
     """One operation on the stream, from `before` to `after`; `place` counts those of the layer before it.
 
     added: what an addition adds, times `sign`, and `branch` its name. parent: the name of the stream that it acts on.
-    The tensors are copies: the model may go on to change its own in place.
+    parts: the summands of what it added, each with the name of the module that made it. All tensors are copies: the
+    model may go on to change its own in place.
     """
 
     place: int
@@ -317,6 +318,7 @@ class Write:
     sign: float = 1.0
     steps: int = 0  # operations since the layer's input
     maker: str = ""  # the module that is this norm
+    parts: Sequence[tuple[str, Tensor]] = ()
 
     @property
     def delta(self) -> Tensor:
@@ -340,33 +342,48 @@ class Tracer(TorchDispatchMode):
     def __init__(self, change: Change | None = None):
         super().__init__()
         self.change, self.active, self.inside = change, False, 0
+        self.alive: list[Tensor] = []
+        self.copies: dict[Name, Tensor] = {}
 
     def begin(self, u: Field) -> None:
         self.active, self.place, self.size = True, 0, u.numel()
-        self.alive: list[Tensor] = [u]
-        self.start = name_of(u)
-        self.stream: dict[Name, Write | None] = {self.start: None}
+        start = name_of(u)
+        self.copies = {name: copy for name, copy in self.copies.items() if name == start}
+        self.alive = [u]
+        self.stream: dict[Name, Write | None] = {start: None}
         self.sums: dict[Name, tuple[tuple[Name, Tensor, float], ...]] = {}
         self.makers: dict[Name, str] = {}
-        self.copies: dict[Name, Tensor] = {}
 
-    def path(self, out: Tensor) -> list[Write] | None:
-        """The operations between the layer's input and this output, in order; None if it is not on the stream."""
+    def copy(self, x: Tensor, name: Name | None = None) -> Tensor:
+        """What x holds, the same copy each time; under another name if x is about to have it, or held it."""
+        name = name or name_of(x)
+        if name not in self.copies:
+            self.alive.append(x)
+            self.copies[name] = x.clone()
+        return self.copies[name]
+
+    def path(self, out: Tensor) -> list[Write]:
+        """The operations between the layer's input and this output, in order; none if it is not on the stream."""
         self.active = False
         writes, name = [], name_of(out)
         while name in self.stream and self.stream[name] is not None:
             writes.append(self.stream[name])
             name = writes[-1].parent
-        return writes[::-1] if name in self.stream and out.numel() == self.size else None
+        if name not in self.stream or out.numel() != self.size:
+            return []
+        for write in writes:
+            write.parts = self.parts(write)
+        return writes[::-1]
 
     def parts(self, write: Write) -> list[tuple[str, Tensor]]:
         """The summands of what this operation added, each with the name of the module that made it."""
         if write.branch is None:
             return [(write.maker, write.delta)]
-        return [
-            (self.makers.get(name, ""), torch.broadcast_to(sign * x, write.before.shape))
-            for name, x, sign in self._leaves(write.branch, write.added, write.sign)
-        ]
+        leaves = self._leaves(write.branch, write.added, write.sign)
+        if len(leaves) == 1:
+            return [(self.makers.get(write.branch, ""), write.delta)]
+        shape = write.before.shape
+        return [(self.makers.get(name, ""), torch.broadcast_to(sign * x, shape)) for name, x, sign in leaves]
 
     def _leaves(self, name: Name, x: Tensor, sign: float) -> list[tuple[Name, Tensor, float]]:
         if name not in self.sums or name in self.makers:  # what a module gave is one branch, however it made it
@@ -417,12 +434,10 @@ class Tracer(TorchDispatchMode):
     def _copy(self, func, args, kwargs):
         name, out = name_of(args[0]), func(*args, **kwargs)
         if name_of(out) != name:
-            self.alive.append(out)
-            if name in self.stream:
-                self.stream[name_of(out)] = self.stream[name]
-            for known in (self.sums, self.makers):
+            for known in (self.stream, self.sums, self.makers):
                 if name in known:
                     known[name_of(out)] = known[name]
+                    self.alive.append(out)
         return out
 
     def _add(self, func, args, kwargs):
@@ -469,8 +484,7 @@ class Tracer(TorchDispatchMode):
         self.alive += [out, *kept]
         self.inside += 1  # what is computed here is no operation of the layer
         try:
-            before = self.copies.get(write.parent)
-            write.before, write.after = write.before.clone() if before is None else before, out.clone()
+            write.before, write.after = self.copy(write.before, write.parent), out.clone()
             write.added = None if write.added is None else write.added.clone()
             new = None if self.change is None else self.change(write, self)
         finally:
@@ -493,13 +507,16 @@ class Tracer(TorchDispatchMode):
         """Hear the modules inside the layer: who made which branch, and norms that are written by hand."""
         stack: list[tuple[Tensor | None, Name | None, bool]] = []
 
-        def begin(module, args, kwargs):
-            given = list(tensors((args, kwargs)))
-            pointwise = len(given) == 1 and _per_feature(module)
-            stack.append((given[0], name_of(given[0]), pointwise) if given else (None, None, False))
-            self.inside += pointwise
+        def begin(feature: bool):
+            def hook(module, args, kwargs):
+                given = list(tensors((args, kwargs)))
+                pointwise = len(given) == 1 and feature
+                stack.append((given[0], name_of(given[0]), pointwise) if given else (None, None, False))
+                self.inside += pointwise
 
-        def end(prefix: str):
+            return hook
+
+        def end(prefix: str, weighted: bool):
             def hook(module, args, kwargs, out):
                 (u, name, pointwise), made = stack.pop(), next(tensors(out), None)
                 self.inside -= pointwise
@@ -509,7 +526,7 @@ class Tracer(TorchDispatchMode):
                     write = Write(self.place, "norm", name, u, made, maker=prefix)
                     new = self._wrote(write, made, False, u)
                     return None if new is made else with_first(out, new)
-                if any(True for _ in module.parameters()):
+                if weighted and made.numel() <= self.size:
                     self.makers[name_of(made)] = prefix
                     self.alive.append(made)
                 return None
@@ -520,8 +537,9 @@ class Tracer(TorchDispatchMode):
             for name, module in block.named_modules():
                 if module is block:
                     continue
-                hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(end(name), with_kwargs=True).remove)
+                feature, weighted = _per_feature(module), any(True for _ in module.parameters())
+                hooks.callback(module.register_forward_pre_hook(begin(feature), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(end(name, weighted), with_kwargs=True).remove)
             yield
 
 
