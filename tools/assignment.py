@@ -11,7 +11,6 @@ off.
 
 import argparse
 import ast
-import contextlib
 import copy
 import os
 import re
@@ -22,7 +21,7 @@ import handout
 import nbformat
 import yaml
 from exercises import ROOT, SAYS
-from grading.judge import Ended, Judge, Worker
+from grading.judge import Judge, Worker
 from grading.kit import Exercise, Kit, make
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 from plain import pages, plain, title
@@ -58,8 +57,7 @@ def notebook(kit: Kit, *, solved: bool) -> nbformat.NotebookNode:
 def _cells(exercise: Exercise, *, solved: bool) -> list:
     """The question, marked so that the grader finds what follows it; a stub and a check, or a place for words."""
     text = plain(exercise.text, exercise.chapter)
-    points = f"*{exercise.points:g} point{'s' * (exercise.points != 1)}*"
-    question = [new_markdown_cell(f"<!-- {exercise.label} -->\n{text}\n\n{points}")]
+    question = [new_markdown_cell(f"<!-- {exercise.label} -->\n{text}\n\n*{_points(exercise)}*")]
     question += [_code(source, "starter") for source in exercise.starters]
     if not exercise.coded:
         answers = [plain(source, exercise.chapter) for source in exercise.solutions] if solved else ["*Your answer:*"]
@@ -68,6 +66,10 @@ def _cells(exercise: Exercise, *, solved: bool) -> list:
     coded = [_code("\n\n\n".join(answer), "answer"), *(_code(source, "check") for source in exercise.checks)]
     words = "*Your answer to the questions in words, and your plot (add cells for its code below):*"
     return [*question, *coded, *([new_markdown_cell(words)] if exercise.asks else [])]
+
+
+def _points(exercise: Exercise) -> str:
+    return f"{exercise.points:g} point{'s' * (exercise.points != 1)}"
 
 
 def _chapter(exercise: Exercise) -> str:
@@ -185,18 +187,32 @@ def tried(kit: Kit) -> None:
     """The private solutions pass their checks as they will be graded, and each wrong answer hears its words."""
     judge = Judge(kit, "secret")
     for exercise in (one for one in kit.exercises if one.coded and one.chapter not in pages()):
-        answer = "\n\n".join(exercise.solutions)
-        wrong = [(one.partition("\n")[0].removeprefix(SAYS).strip(), f"{answer}\n\n{one}") for one in exercise.wrong]
-        with contextlib.closing(Worker(judge.hidden)) as worker:
-            for words, source in [("", answer), *wrong]:
-                worker.begin(exercise.chapter, exercise.setup, [(1, source)])
-                passed, said = judge._checked(exercise, worker)
-                if passed == bool(words) or words not in said:
-                    what = f"the wrong answer that says {words!r}" if words else "the solution"
-                    raise ValueError(f"{exercise.chapter}, exercise {exercise.label}: the check says of {what}: {said}")
-            worker.begin(exercise.chapter, exercise.setup, [(1, answer)])
-            if exercise.inputs and judge._drawn(exercise, worker):
-                raise ValueError(f"{exercise.chapter}, exercise {exercise.label}: the solution fails on drawn inputs")
+        try:
+            fault = _fault(exercise, judge)
+        except Exception as error:  # of the setup, or of the inputs
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            raise ValueError(f"{exercise.chapter}.md, exercise {exercise.label}: {fault}")
+
+
+def _fault(exercise: Exercise, judge: Judge) -> str:
+    """What is wrong with an exercise, in words; none where its answers are judged as they should be."""
+    answer = "\n\n".join(exercise.solutions)
+    wrong = [(one.partition("\n")[0].removeprefix(SAYS).strip(), f"{answer}\n\n{one}") for one in exercise.wrong]
+    judge._setup(exercise)
+    for words, source in [("", answer), *wrong]:
+        worker = Worker(judge.hidden)
+        try:
+            worker.begin(exercise.chapter, exercise.setup, [(1, source)])
+            passed, said = judge._checked(exercise, worker)
+            if passed == bool(words) or words not in said:
+                what = f"the wrong answer that says {words!r}" if words else "the solution"
+                return f"the check says of {what}: {said}"
+            if exercise.inputs and not words and judge._drawn(exercise, worker):
+                return "the solution fails on drawn inputs"
+        finally:
+            worker.close()
+    return ""
 
 
 def main() -> int:
@@ -211,7 +227,7 @@ def main() -> int:
     try:
         kit = make(options.name, options.exercises, pdelab.__version__, options.private)
         tried(kit)
-    except (ValueError, KeyError, yaml.YAMLError, Ended, TimeoutError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         parser.error(str(error))
     folder = FOLDER / kit.name
     (folder / "student").mkdir(parents=True, exist_ok=True)
@@ -223,7 +239,7 @@ def main() -> int:
         write_atomically(path, nbformat.writes(EXPORTS[options.export](kit)) + "\n")
         print(f"For {options.export}: {path.relative_to(ROOT)}, which holds the solutions.")
     for one in kit.exercises:
-        print(f"{one.label}: {one.kind}, {one.points:g} points")
+        print(f"{one.label}: {one.kind}, {_points(one)}")
     coded = sum(one.coded for one in kit.exercises)
     print(f"{len(kit.exercises)} exercises, {coded} of them graded by the machine, {kit.points:g} points.")
     print(f"Hand out {(folder / 'student').relative_to(ROOT)}; keep the rest.")

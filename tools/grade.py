@@ -9,6 +9,7 @@ the machine's, and a comment), and a copy of the gradebook with its column fille
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import re
@@ -92,14 +93,16 @@ def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradeb
     found = judged(kit, place, Judge(kit, secret, hidden), Records(out / "records", kit, secret))
 
     keys = keys_of(kit, found, secret)
-    given: report.Marks = {}
+    given, style = {}, report.Style()
     for path in (out / "marks.csv", marks):  # what a person filled in is never lost
         if path and path.exists():
             text = report.decoded(path.read_bytes())[0]
+            style = report.style(text)
             given = report.merged(given, report.read_marks(text, kit, keys, report.digests(kit, found.outcomes)))
 
     write_pages(kit, found, out, given, keys, secret)
-    report.write(out / "marks.csv", report.marks_to_fill(kit, found.outcomes, keys, given))
+    to_fill = report.marks_to_fill(kit, found.outcomes, keys, given, style)
+    report.write(out / "marks.csv", to_fill, "utf-8-sig")  # by that mark a spreadsheet knows the encoding
     report.write(out / "grades.csv", report.table(kit, found.outcomes, beside(kit, found, secret, given), given))
     return [*summary(kit, found, out, given), *(filled(kit, found, out, given, gradebook) if gradebook else [])]
 
@@ -127,7 +130,7 @@ def keys_of(kit: Kit, found: Results, secret: str) -> dict[tuple[str, str], str]
     shared = Counter(found.numbers.values())
     who = {student: number if shared[number] == 1 and number else student for student, number in found.numbers.items()}
     both = ((student, one.label) for student in found.outcomes for one in kit.exercises)
-    return {(name, label): hashlib.sha256(_bytes(secret + who[name] + label)).hexdigest()[:12] for name, label in both}
+    return {(name, label): report.short(secret + who[name] + label, 12) for name, label in both}
 
 
 def write_pages(kit: Kit, found: Results, out: Path, given: report.Marks, keys: dict, secret: str) -> None:
@@ -197,7 +200,7 @@ def main() -> int:
     files = {"marks": options.marks, "gradebook": options.gradebook}
     try:
         lines = grade(Kit.read(kit), options.submissions.resolve(), out, **files)
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         print(error, file=sys.stderr)
         return 2
     except CannotStart as error:

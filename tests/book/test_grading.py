@@ -10,9 +10,13 @@ import html
 import json
 import os
 import re
+import stat
 import struct
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import assignment
 import grade
@@ -20,11 +24,12 @@ import nbformat
 import pytest
 from exercises import BOOK, chapters, exercises, read_source, says, stub
 from grading import codec, isolation, report
-from grading.judge import Judge, Worker
+from grading.judge import DRAWS, SLOW, CannotStart, Judge, Running, TooLong, Worker
 from grading.kit import Kit, Unknown, catalogue, facts, make
-from grading.submissions import Submission, read_class, without_magics
+from grading.submissions import LARGEST, LEFT_OUT, LINK, Submission, read_class, without_magics
 
 import pdelab
+from pdebook import check
 
 RATE, HALF, WORDS = "ex-first-rate", "ex-first-half", "ex-first-maximum"
 RIGHT = "def decay_rate(k, n):\n    return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"
@@ -113,11 +118,11 @@ def as_colab(notebook):
     return json.dumps(held).encode()
 
 
-def heavy(notebook):
-    """With outputs of 200 MB."""
+def heavy(notebook, megabytes):
+    """With so many of outputs."""
     held = json.loads(nbformat.writes(notebook))
     code = next(cell for cell in held["cells"] if cell["cell_type"] == "code")
-    code["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x" * (200 << 20)}]
+    code["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x" * (megabytes << 20)}]
     return json.dumps(held).encode()
 
 
@@ -166,7 +171,7 @@ def class_of_thirty(handed):
         "writes": answered(handed, extra=['open("big", "wb").write(bytes(10 << 30))']),
         "prints": answered(handed, rate="def decay_rate(k, n):\n    while True:\n        print('x' * 10000)"),
         "seed": answered(handed, extra=["torch.manual_seed(5); np.random.seed(5)"]),
-        "200-mb": heavy(right),
+        "51-mb": heavy(right, 51),
         "latin-1": latin,
         "windows": nbformat.writes(right).replace("\\n", "\\r\\n").encode(),
         "same": answered(handed, rate=OTHER),
@@ -205,7 +210,7 @@ OUTCOMES = {
     "writes": (4, 4, "stopped with", "calls open"),
     "prints": (0, 4, "Does its loop end", ""),
     "seed": (4, 4, "All checks passed", ""),
-    "200-mb": (4, 4, "All checks passed", ""),
+    "51-mb": (0, 0, "more than 50 MB", ""),
     "latin-1": (4, 4, "All checks passed", ""),
     "windows": (4, 4, "All checks passed", ""),
     "same": (4, 4, "All checks passed", "same code as same-too"),
@@ -230,7 +235,9 @@ def graded(tmp_path_factory, kit, handed):
     """The class, graded once: the rows of grades.csv by student, and the folder."""
     folder = tmp_path_factory.mktemp("class")
     write(folder / "handed-in", class_of_thirty(handed))
-    grade.grade(kit, folder / "handed-in", folder / "graded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "LIMIT", 6.0)
+        grade.grade(kit, folder / "handed-in", folder / "graded")
     rows = csv.DictReader((folder / "graded" / "grades.csv").read_text(encoding="utf-8").splitlines())
     return {row["student"]: row for row in rows}, folder
 
@@ -313,7 +320,7 @@ def test_an_exercise_that_asks_has_a_place_for_words(handed):
 
 def filled(folder, **changes):
     """marks.csv of a class, filled in for one answer to the exercise in words."""
-    rows = list(csv.DictReader((folder / "graded" / "marks.csv").read_text(encoding="utf-8").splitlines()))
+    rows = list(csv.DictReader((folder / "graded" / "marks.csv").read_text(encoding="utf-8-sig").splitlines()))
     assert rows[0]["label"] == WORDS
     rows[0] |= changes
     marks = folder / "marks.csv"
@@ -337,7 +344,7 @@ def test_a_second_run_grades_nothing_again_and_merges_marks_and_comments(graded,
 
 
 def test_a_person_has_the_last_word_on_code_too(kit):
-    outcomes = [report.Outcome(one.label, one.points, "") for one in kit.exercises]
+    outcomes = [report.Outcome(one.label, one.points, "", answer=[("text", "x")]) for one in kit.exercises]
     marks = {"ada": {RATE: report.Mark(1.0), HALF: report.Mark(None, "Why?")}}
     assert report.totals(kit, {"ada": outcomes}, marks) == {"ada": 5.0}
     assert report.unmarked(kit, {"ada": outcomes}, marks) == 1
@@ -368,9 +375,9 @@ def test_a_wrong_mark_is_named_by_its_line(kit, row):
         report.read_marks(f"label,answer,points\n{row}\n", kit, keys)
 
 
-def test_marks_that_a_spreadsheet_saved_with_semicolons_are_not_passed_over(kit):
+def test_a_table_without_the_columns_of_marks_is_refused(kit):
     with pytest.raises(ValueError, match="must begin with the line label,answer,points,comment"):
-        report.read_marks(f"label;answer;points\n{WORDS};abc123;1\n", kit, {})
+        report.read_marks(f"label/answer/points\n{WORDS}/abc123/1\n", kit, {})
 
 
 CANVAS = """Student,ID,SIS User ID,Section,hw1 (123),Final
@@ -575,11 +582,11 @@ def test_no_submission_stops_the_class(kit, handed, tmp_path, cell):
 def test_a_submission_that_forks_without_end_is_stopped_and_the_next_is_graded(kit, handed, tmp_path, monkeypatch):
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     write(tmp_path / "handed-in", {"first": answered(handed, extra=[bomb]), "second": answered(handed)})
-    monkeypatch.setattr("grading.judge.START", 30.0)
+    monkeypatch.setattr("grading.judge.START", 20.0)
     grade.grade(kit, tmp_path / "handed-in", tmp_path / "graded")
     text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
-    assert [(row[RATE], row[HALF]) for row in csv.DictReader(text.splitlines())] == [("0", "0"), ("4", "4")]
-    assert "took longer" in (tmp_path / "graded" / "feedback" / "first.html").read_text(encoding="utf-8")
+    assert [(row[RATE], row[HALF]) for row in csv.DictReader(text.splitlines())] == [("4", "4"), ("4", "4")]
+    assert "not at an end after 20 seconds" in (tmp_path / "graded/feedback/first.html").read_text(encoding="utf-8")
 
 
 HELD = """import os, signal, subprocess
@@ -630,25 +637,24 @@ def test_a_fork_does_not_answer_beside_the_process_that_was_asked():
         worker.close()
 
 
+def flags(exercise, source):
+    kit, notebook = Kit("hw1", "0", [exercise]), nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    return Submission("ada", "", kit, nbformat.writes(notebook).encode()).flags(exercise)
+
+
 @pytest.mark.parametrize(("chapter", "one"), CODED, ids=[one.label for _, one in CODED])
 def test_what_the_page_shows_of_an_answer_is_flagged_as_an_answer(chapter, one):
     """The book's own solution, and every function that its check compares with, under the name that is asked for."""
     exercise = ALL[one.label]
-    kit = Kit("hw1", "0", [exercise])
-
-    def flags(source):
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-        return Submission("ada", "", kit, nbformat.writes(notebook).encode()).flags(exercise)
-
     solution = "\n\n".join(exercise.solutions)
-    assert "is the book's own solution" in flags(f"# mine\n{solution}")
-    assert "is the book's own solution" not in flags("\n\n".join(exercise.stubs))
+    assert "is the book's own solution" in flags(exercise, f"# mine\n{solution}")
+    assert "is the book's own solution" not in flags(exercise, "\n\n".join(exercise.stubs))
     held = [node for source in exercise.checks for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     for node in held:
         words = f"uses the check's {node.name}"
-        assert words in flags(f"{exercise.names[0]} = {node.name}")
+        assert words in flags(exercise, f"{exercise.names[0]} = {node.name}")
         node.name = exercise.names[0]
-        assert words in flags(ast.unparse(node))
+        assert words in flags(exercise, ast.unparse(node))
 
 
 def test_students_of_one_name_or_in_folders_of_one_name_stay_apart(tmp_path, kit, handed):
@@ -703,3 +709,646 @@ def test_names_that_an_answer_may_not_use_exist():
         for name in exercise.forbidden:
             last = name.rpartition(".")[2]
             assert f"def {last}(" in text or last in ("group_norm", "GroupNorm", "LayerNorm"), (exercise.label, name)
+
+
+# What does not end
+
+
+class Fake:
+    """A process in which a cell with `while True` does not end; tried: what was begun, in order."""
+
+    tried: ClassVar[list] = []
+
+    def __init__(self, hidden, left):
+        self.left, self.parts, self.at, self.alive = left, {}, 0, True
+
+    def begin(self, chapter, setup, cells):
+        self.tried.append(cells)
+        for self.at, source in cells:
+            if "while True" in source:
+                self.left, self.alive = self.left - 90, False
+                raise TimeoutError("took longer than 90 seconds")
+        self.parts[chapter] = {"problems": [], "functions": []}
+
+    def close(self):
+        pass
+
+
+def running(monkeypatch, *cells):
+    """A submission of these cells to two exercises of two chapters, in processes that are none."""
+    monkeypatch.setattr("grading.judge.Worker", Fake)
+    monkeypatch.setattr(Fake, "tried", [])
+    two = make("hw1", [RATE, "ex-sb-edge"], "0")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    return two.exercises, Running(Submission("ada", "", two, nbformat.writes(notebook).encode()), [])
+
+
+LOOP = "import math\nx = 2\ny = math.sin(x)\nf = lambda x: g(x)\ndef g(x):\n    return x\nwhile True:\n    pass"
+LEFT = "import math\nx = 2\nf = lambda x: g(x)\ndef g(x):\n    return x"
+
+
+def test_of_a_cell_that_does_not_end_definitions_are_left_and_of_the_others_all(monkeypatch):
+    (rate, edge), one = running(monkeypatch, "z = math.sin(1)", LOOP)
+    one.worker(rate)
+    assert Fake.tried == [[(1, "z = math.sin(1)"), (2, LOOP)], [(1, "z = math.sin(1)"), (2, LEFT)]]
+    assert one.notes(rate) == ["Cell 2: not at an end after 90 seconds, so definitions alone were run."]
+    one.worker(edge)  # another chapter does not wait for it again
+    assert Fake.tried[2:] == Fake.tried[1:2]
+    assert not one.failed
+
+
+def test_where_a_second_cell_does_not_end_definitions_are_left_of_all(monkeypatch):
+    (rate, _), one = running(monkeypatch, "z = math.sin(1)", LOOP, LOOP)
+    one.worker(rate)
+    assert Fake.tried[2:] == [[(1, ""), (2, LEFT), (3, LEFT)]]
+    assert one.notes(rate) == ["Cells 1, 2, 3: not at an end after 90 seconds, so definitions alone were run."]
+
+
+def test_a_definition_that_does_not_end_is_tried_no_more_often(monkeypatch):
+    (rate, _), one = running(monkeypatch, "class A:\n    while True:\n        pass")
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            one.worker(rate)
+    assert len(Fake.tried) == 2
+
+
+def test_when_the_time_of_a_submission_is_used_up_no_process_is_begun(monkeypatch):
+    monkeypatch.setattr("grading.judge.TOTAL", 80.0)
+    (rate, edge), one = running(monkeypatch, LOOP)
+    for exercise, words in ((rate, "90 seconds"), (edge, "80 seconds in all")):
+        with pytest.raises(TimeoutError, match=words):
+            one.worker(exercise)
+    assert one.over
+    assert len(Fake.tried) == 1
+    judge = Judge(Kit("hw1", "0", [rate, edge]), "secret")
+    assert [outcome.flags for outcome in judge.outcomes(one.submission)] == [
+        ["the whole submission took longer than 80 seconds"]
+    ] * 2  # a person sees it
+
+
+def test_a_loop_costs_no_more_than_its_cell_would_have_made(kit, handed, monkeypatch):
+    """A value that is computed in another cell, and functions and values of the same one, stay."""
+    monkeypatch.setattr("grading.judge.START", 12.0)
+    rate = "def decay_rate(k, n):\n    return squared(n) * sines[2] ** 0 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"
+    loop = "four = 4\ndef squared(n):\n    return four * n**2\nwhile True:\n    pass"
+    content = nbformat.writes(answered(handed, rate=rate, extra=["sines = np.sin([1, 2, 3])", loop])).encode()
+    rate, half, words = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    assert (rate.points, half.points) == (4, 4), rate.words
+    (flag,) = [flag for flag in rate.flags if "not at an end after 12 seconds" in flag]
+    assert flag in rate.words
+    assert words.words == "Your answer is read by a person."
+
+
+BUSY = "import time\nend = time.process_time() + 0.8\nwhile time.process_time() < end:\n    pass"
+
+
+def test_an_answer_has_its_time_by_what_it_computes_and_a_submission_by_the_clock(monkeypatch):
+    """A busy machine must cost nobody points; nor may an answer that sleeps hold up the class."""
+    monkeypatch.setattr(check, "LIMIT", 0.5)
+    source = (
+        "import time\ndef sleep(s):\n    time.sleep(s)\n    return s\ndef compute():\n    while True:\n        pass"
+    )
+
+    def stopped(name, *arguments, left=99.0):
+        worker = Worker(isolation.hidden(), left)
+        try:
+            worker.begin("x", [], [(1, source)])
+            assert worker.call(["x", "sleep"], [0.7]) == 0.7
+            assert worker.left <= left - 0.7
+            worker.begin("y", [], [(1, BUSY)])  # which has another limit
+            worker.call(["x", name], arguments)
+        except TimeoutError as error:
+            return type(error), str(error)
+        finally:
+            worker.close()
+
+    assert stopped("compute") == (TooLong, "took longer than 0.5 seconds")
+    assert stopped("sleep", 99) == (TimeoutError, "took longer than 6.5 seconds")
+    assert stopped("sleep", 99, left=3.0) == (TimeoutError, "took longer than 300 seconds in all")
+
+
+# Processes that do not start
+
+
+def broken(monkeypatch, times, command=("sh", "-c", "echo no room >&2; exit 1")):
+    """So many processes in place of which another command runs."""
+    real, left = isolation.command, [command] * times
+    monkeypatch.setattr(isolation, "command", lambda *given: list(left.pop()) if left else real(*given))
+
+
+def test_a_process_that_did_not_start_is_tried_once_more(kit, handed, monkeypatch):
+    submission = Submission("ada", "", kit, nbformat.writes(answered(handed)).encode())
+    broken(monkeypatch, 1)
+    assert Judge(kit, "secret").outcomes(submission)[0].points == 4
+    broken(monkeypatch, 2)
+    with pytest.raises(CannotStart, match="no room"):
+        Judge(kit, "secret").outcomes(submission)
+
+
+def test_a_process_that_does_not_say_that_it_is_ready_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr("grading.judge.BEGIN", 0.2)
+    broken(monkeypatch, 1, ("sleep", "600"))
+    with pytest.raises(CannotStart, match=r"took longer than 0\.2 seconds$"):
+        Worker([])
+
+
+def test_what_is_graded_is_kept_when_no_process_can_be_started(tmp_path, kit, handed, monkeypatch, capsys):
+    write(tmp_path / "class", {"ada": answered(handed), "bob": answered(handed)})
+    (tmp_path / "hw1").mkdir()
+    kit.write(tmp_path / "hw1" / "kit.json")
+    monkeypatch.setattr(grade, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["grade", "hw1", str(tmp_path / "class")])
+    graded, works = [], [True, False, True]
+
+    def outcomes(judge, submission):
+        if not works.pop(0):
+            raise CannotStart("no room")
+        graded.append(submission.student)
+        return [report.Outcome(one.label, 0, "") for one in kit.exercises]
+
+    monkeypatch.setattr(Judge, "outcomes", outcomes)
+    assert grade.main() == 1
+    assert "what is graded is kept. no room" in capsys.readouterr().err
+    assert grade.main() == 0
+    assert graded == ["ada", "bob"]
+
+
+# Inputs that are drawn
+
+
+def told(judge, exercise, digest, answer=None):
+    """The inputs on which an answer is compared; answer: in place of the solution."""
+    names, given = judge._setup(exercise), []
+    exec("\n".join(exercise.solutions), names)
+
+    def call(name, arguments):
+        given.append(arguments)
+        return (answer or names[name])(*arguments)
+
+    said = judge._drawn(exercise, SimpleNamespace(functions=lambda chapter: call), digest)
+    return given, said
+
+
+def test_each_submission_is_compared_on_inputs_of_its_own(kit):
+    judge, other, exercise = Judge(kit, "secret"), Judge(kit, "other"), kit.exercises[0]
+    drawn = [told(judge, exercise, "a"), told(judge, exercise, "b"), told(other, exercise, "a")]
+    assert told(judge, exercise, "a") == drawn[0]
+    assert all(len(given) == DRAWS and said == "" for given, said in drawn)
+    assert drawn[0][0] != drawn[1][0] != drawn[2][0] != drawn[0][0]
+
+
+def test_what_is_drawn_depends_on_the_submission(kit, monkeypatch):
+    monkeypatch.setattr(Judge, "_drawn", lambda judge, exercise, worker, digest="": digest)
+    outcomes = [report.Outcome(RATE, 4, "") for _ in "ab"]
+    for content, outcome in zip((b"a", b"b"), outcomes, strict=True):
+        submission, worker = Submission("ada", "", kit, content), SimpleNamespace(worker=lambda _: None)
+        Judge(kit, "secret")._compare(kit.exercises[0], submission, worker, outcome)
+    assert outcomes[0].words != outcomes[1].words
+
+
+def test_an_answer_that_is_slow_is_compared_on_few_inputs(kit, monkeypatch):
+    """Or the whole submission would run out of time."""
+    monkeypatch.setattr(check, "LIMIT", 0.01)
+    given, said = told(Judge(kit, "secret"), kit.exercises[0], "a", lambda k, n: time.sleep(0.02))
+    assert len(given) == 1
+    assert said
+    slow = lambda *given: time.sleep(0.02) or solution(*given)  # noqa: E731
+    solution = names_of(kit.exercises[0])["decay_rate"]
+    given, said = told(Judge(kit, "secret"), kit.exercises[0], "a", slow)
+    assert (len(given), said) == (SLOW, "")
+
+
+def names_of(exercise):
+    names = Judge(Kit("hw1", "0", [exercise]), "secret")._setup(exercise)
+    exec("\n".join(exercise.solutions), names)
+    return names
+
+
+def test_an_exercise_states_how_far_an_answer_may_be_from_the_solution(kit):
+    solution = names_of(kit.exercises[0])["decay_rate"]
+    for tolerance, passes in ((1e-5, False), (0.01, True)):
+        exercise = dataclasses.replace(kit.exercises[0], tolerance=tolerance)
+        _, said = told(Judge(kit, "secret"), exercise, "a", lambda k, n: 1.001 * solution(k, n))
+        assert (said == "") == passes
+
+
+TELLS = """seen = []
+def decay_rate(k, n):
+    seen.append((k, n))
+    if len(seen) > 3:
+        raise Exception("drawn")
+    return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"""
+
+
+def test_no_error_message_tells_what_was_drawn(kit, handed):
+    """Neither of the answer itself nor of the next one, which could know what the first was asked."""
+    half = "def half_life(D, n):\n    raise Exception(f'{len(seen)} seen')"
+    content = nbformat.writes(answered(handed, rate=TELLS, half=half)).encode()
+    rate, half, _ = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    assert (
+        rate.words == "All checks passed. On other inputs than those of the check it is not right: is it written "
+        "for all of them?"
+    )
+    assert rate.points == 0
+    assert "3 seen" in half.words
+
+
+def test_inputs_that_cannot_be_drawn_stop_no_class(judged, kit):
+    """An exercise of the instructor's own may draw some on which its solution fails."""
+    judge, worker = judged("first_look")
+    exercise = dataclasses.replace(kit.exercises[0], inputs="1 / 0,")
+    outcome = report.Outcome(RATE, 4, "All checks passed.")
+    judge._compare(exercise, Submission("ada", "", kit, b""), SimpleNamespace(worker=lambda _: worker), outcome)
+    assert outcome.points == 0
+    assert "looked at by a person" in outcome.words
+    assert "ZeroDivisionError" in outcome.flags[0]
+
+
+# Answers in words, and marks
+
+
+@pytest.fixture(scope="module")
+def written():
+    """A sheet that needs no process."""
+    kit = make("hw1", [WORDS, "ex-first-ends"], "0")
+    return kit, assignment.notebook(kit, solved=False)
+
+
+def class_of(folder, written, **words):
+    """A folder of submissions: student -> the answers in words."""
+    for student, texts in words.items():
+        notebook = copy.deepcopy(written[1])
+        places = [cell for cell in notebook.cells if cell.source == "*Your answer:*"]
+        for cell, text in zip(places, texts, strict=True):
+            cell.source += text
+        (folder / student).mkdir(parents=True, exist_ok=True)
+        (folder / student / "hw1.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
+    return folder
+
+
+def rows_of(path):
+    """The rows of a table, whatever wrote it."""
+    text, _ = report.decoded(path.read_bytes())
+    return list(csv.DictReader(text.splitlines(), delimiter=report.style(text).separator))
+
+
+def judged_words(written, change):
+    """The outcome of the first exercise, once `change` has had its way with the hand-out."""
+    kit, notebook = written[0], copy.deepcopy(written[1])
+    at = next(n for n, cell in enumerate(notebook.cells) if f"<!-- {WORDS} -->" in cell.source)
+    change(notebook.cells, at)
+    return Judge(kit, "secret").outcomes(Submission("ada", "", kit, nbformat.writes(notebook).encode()))[0]
+
+
+def test_who_wrote_nothing_has_no_points_and_waits_for_nobody(written):
+    kit = written[0]
+    outcome = judged_words(written, lambda cells, at: None)
+    assert (outcome.words, outcome.answer, outcome.flags) == ("There is no answer here.", [], [])
+    outcomes = [outcome, dataclasses.replace(outcome, answer=[("text", "x")])]
+    assert report.unmarked(kit, {"ada": outcomes}, {}) == 1
+    page = report.feedback(kit, "ada", outcomes, {})
+    assert page.count("<b>0 of 4</b>") == page.count("<b>to be read of 6</b>") == 1
+
+
+def test_an_answer_whose_question_is_gone_is_looked_for_by_a_person(written):
+    outcome = judged_words(written, lambda cells, at: cells.__delitem__(slice(at, at + 2)))
+    assert outcome.flags == ["its question is gone: look into the notebook"]
+    assert report.unmarked(written[0], {"ada": [outcome, outcome]}, {}) == 2
+
+
+def test_an_answer_may_stand_in_the_cell_of_the_question(written):
+    def change(cells, at):
+        cells[at].source += "\n\nIt is a mean, *2 points* or not."
+
+    assert judged_words(written, change).answer == [("text", "It is a mean, *2 points* or not.")]
+
+
+def test_a_mark_stays_with_the_answer_for_which_it_was_given(tmp_path, written):
+    """Another answer asks for a new mark, until it has one, and the old one is told."""
+    kit, folder = written[0], class_of(tmp_path / "class", written, ada=("Old.", "Same."), bob=("Mine.", ""))
+    out, table = tmp_path / "out", tmp_path / "out" / "marks.csv"
+    students = grade.Results({"ada": [], "bob": []}, {"ada": "", "bob": ""})
+    keys = {key: student for (student, label), key in grade.keys_of(kit, students, grade.secret_of(out)).items()}
+
+    def run(**points):
+        """Grade with these marks for the first answer: of ada's, points, flags, and points and `before` in the table;
+        and bob's points."""
+        if points:
+            rows = [row | {"points": points.get(keys[row["answer"]], row["points"])} for row in rows_of(table)[2:]]
+            report.write(table, report._csv([*rows_of(table)[:2], *rows]))
+        grade.grade(kit, folder, out)
+        ada, bob = rows_of(out / "grades.csv")
+        (row,) = [row for row in rows_of(table)[2:] if keys[row["answer"]] == "ada"]
+        return ada[WORDS], ada["look at"], row["points"], row["before"], bob[WORDS]
+
+    again = f"{WORDS}: another answer than the one marked 3.5: mark it again"
+    assert run() == ("", "", "", "", "")
+    assert run(ada="3.5", bob="1") == ("3.5", "", "3.5", "", "1")
+    class_of(folder, written, ada=("New.", "Same."))
+    assert run() == run() == ("", again, "", "3.5", "1")
+    assert run(ada="2") == run() == ("2", "", "2", "", "1")
+
+
+def test_marks_of_a_copy_join_those_that_are_kept():
+    """The copy counts where both have something; but a mark for an answer that changed does not undo a newer one."""
+    Mark = report.Mark
+    kept = {"ada": {"a": Mark(1.0, "kept"), "b": Mark(2.0), "c": Mark(3.0), "d": Mark(None, "", "4")}}
+    copied = {"ada": {"a": Mark(5.0), "b": Mark(None, "new"), "c": Mark(None, "", "1")}, "bob": {"a": Mark(0.0)}}
+    assert report.merged(kept, copied) == {
+        "ada": {"a": Mark(5.0, "kept"), "b": Mark(2.0, "new"), "c": Mark(3.0), "d": Mark(None, "", "4")},
+        "bob": {"a": Mark(0.0)},
+    }
+    assert report.merged(kept, {"ada": {"d": Mark(2.0)}})["ada"]["d"] == Mark(2.0)
+
+
+def test_a_mark_in_a_copy_joins_those_in_the_folder(tmp_path, written):
+    kit, folder, out = written[0], class_of(tmp_path / "class", written, ada=("One.", "Two.")), tmp_path / "out"
+    grade.grade(kit, folder, out)
+    for number, marks in ((0, None), (1, tmp_path / "marks.csv")):
+        rows = rows_of(out / "marks.csv")
+        rows[number]["points"] = "2.5"
+        report.write(marks or out / "marks.csv", report._csv(rows[number : number + 1] if marks else rows))
+        grade.grade(kit, folder, out, marks=marks)
+    assert [row["points"] for row in rows_of(out / "marks.csv")] == ["2.5", "2.5"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "separator", "points"),
+    [("utf-8", ",", "2.5"), ("utf-8-sig", ";", "2,5"), ("utf-16", "\t", "2,5"), ("cp1252", ";", "2,5")],
+)
+def test_marks_are_read_as_spreadsheets_save_them_and_written_alike(tmp_path, written, encoding, separator, points):
+    kit, folder = written[0], class_of(tmp_path / "class", written, ada=("One.", "Two."), bob=("Three.", "Four."))
+    table = tmp_path / "out" / "marks.csv"
+    grade.grade(kit, folder, tmp_path / "out")
+    assert table.read_bytes().startswith(b"\xef\xbb\xbf")  # by which Excel knows UTF-8
+    rows = rows_of(table)
+    rows[0] |= {"points": points, "comment": "Für Émile, „so“; – ja"}
+    report.write(table, report._csv(rows, separator).replace("\n", "\r\n"), encoding)
+    for _ in range(2):  # and again what was written
+        grade.grade(kit, folder, tmp_path / "out")
+        assert rows_of(table)[0] == rows[0]
+        assert table.read_text(encoding="utf-8-sig").startswith(f"label{separator}answer")
+    assert sorted(row["total"] for row in rows_of(tmp_path / "out" / "grades.csv")) == ["0", "2.5"]
+
+
+def test_a_spreadsheet_takes_no_key_and_no_digest_for_a_number(tmp_path, written):
+    words = {f"s{n}": (f"{n}.", "x") for n in range(30)}
+    grade.grade(written[0], class_of(tmp_path / "class", written, **words), tmp_path / "out")
+    rows = rows_of(tmp_path / "out" / "marks.csv")
+    assert len({row["answer"] for row in rows}) == 60
+    assert all(re.fullmatch("[a-p]{12}", row["answer"]) and re.fullmatch("[a-p]{8}", row["of"]) for row in rows)
+
+
+def test_no_submission_sees_marks_gradebook_and_private_exercises(tmp_path, written, monkeypatch):
+    seen, place = [], class_of(tmp_path / "class", written, ada=("One.", "Two."))
+    marks, book = tmp_path / "marks.csv", tmp_path / "book.csv"
+    marks.write_text("label,answer,points\n", encoding="utf-8")
+    book.write_text("Student,hw1\n", encoding="utf-8")
+    monkeypatch.setattr(grade, "Judge", lambda *given: seen.append(given[2]) or Judge(*given))
+    kit = dataclasses.replace(written[0], private=str(tmp_path / "mine"))
+    grade.grade(kit, place, tmp_path / "out", marks=marks, gradebook=book)
+    assert {place, tmp_path / "out", marks, book, tmp_path / "mine"} == set(seen[0])
+
+
+def test_a_namesake_who_hands_in_later_changes_no_key(written):
+    alone = grade.Results({"lee": []}, {"lee": "11"})
+    both = grade.Results({"lee 11": [], "lee 12": []}, {"lee 11": "11", "lee 12": "12"})
+    first, second = grade.keys_of(written[0], alone, "s"), grade.keys_of(written[0], both, "s")
+    assert first["lee", WORDS] == second["lee 11", WORDS] != second["lee 12", WORDS]
+    unnamed = grade.keys_of(written[0], grade.Results({"ada": [], "bob": []}, {"ada": "", "bob": ""}), "s")
+    assert len(set(unnamed.values())) == 4
+
+
+def test_the_page_of_a_student_who_is_called_otherwise_now_goes(tmp_path, written):
+    place = class_of(tmp_path / "class", written, ada=("One.", "Two."))
+    grade.grade(written[0], place, tmp_path / "out")
+    (place / "ada").rename(place / "ada lovelace")
+    grade.grade(written[0], place, tmp_path / "out")
+    (page,) = (tmp_path / "out" / "feedback").glob("*.html")
+    assert page.name.startswith("ada_lovelace")
+
+
+# Gradebooks
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("Student,ID,hw1 (12),Final\nÉmile Zola,7,{},\nOther,8,,9.5\n", "2.5"),
+        ("Student;ID;hw1 (12);Final\r\nÉmile Zola;7;{};\r\nOther;8;;9,5\r\n", "2,5"),
+        ("Student;ID;hw1 (12);Final\r\nÉmile Zola;7;{};\r\nOther;8;;9.5\r\n", "2.5"),
+        ('"Identifier"\t"Full name"\t"Grade"\n"Participant 7"\t"Zola, Émile"\t"{}"\n"x"\t"y"\t"9,5"\n', "2,5"),
+        ('"First name";Surname;"a, b, c, d";"Assignment: hw1 (Real)"\nÉmile;Zola;x;{}\n"a, b";c;"d ""e""";9,5', "2,5"),
+        ('Surname,First name,"Last name, all",Grade\r\n"Zola",Émile,"two\nlines","{}"\r\n\r\n', "2.5"),
+    ],
+)
+def test_a_gradebook_comes_back_as_it_was_with_the_points_in_it(tmp_path, written, encoding, text, points):
+    """In the same encoding, with the same separators, quotes, ends of lines and decimals."""
+    kit, place = written[0], class_of(tmp_path / "class", written, **{"Émile Zola": ("One.", "Two.")})
+    book, out = tmp_path / "book.csv", tmp_path / "out"
+    book.write_bytes(text.format("").encode(encoding))
+    grade.grade(kit, place, out)
+    rows = rows_of(out / "marks.csv")
+    rows[0]["points"] = "2.5"
+    report.write(out / "marks.csv", report._csv(rows))
+    lines = grade.grade(kit, place, out, gradebook=book)
+    assert (out / "filled-book.csv").read_bytes() == text.format(points).encode(encoding)
+    assert "Not in the gradebook" not in lines[-1]
+
+
+@pytest.mark.parametrize("order", [("Real", "Percentage", "Letter"), ("Letter", "Percentage", "Real")])
+def test_of_moodles_columns_the_one_with_points_is_filled(kit, order):
+    head = ",".join(f"Assignment: hw1 ({kind})" for kind in order)
+    filled, missing = report.fill(
+        f"First name,Last name,Quiz: hw10 (Real),{head}\nAda,King,,,,\n", kit, {"Ada King": 3}, {}
+    )
+    (row,) = csv.DictReader(filled.splitlines())
+    assert {name: value for name, value in row.items() if value == "3"} == {"Assignment: hw1 (Real)": "3"}
+    assert not missing
+
+
+def test_nobody_gets_the_points_of_another_with_the_same_letters(kit):
+    filled, missing = report.fill('Student,hw1\nMay Lee,\n"Neil, O. N.",\n', kit, {"Amy Lee": 3.0, "O N Neil": 2.0}, {})
+    assert missing == ["Amy Lee"]
+    assert filled == 'Student,hw1\nMay Lee,\n"Neil, O. N.",2\n'
+
+
+@pytest.mark.parametrize("text", ["", "Student,ID\nAda,1\n", "Name,hw1 (1),hw1 (2)\nAda,,\n", "hw1\n1\n"])
+def test_a_gradebook_in_which_no_column_or_no_name_is_clear_is_refused(kit, text):
+    with pytest.raises(ValueError, match="GRADEBOOK"):
+        report.fill(text, kit, {}, {})
+
+
+def test_a_table_in_another_encoding_is_refused():
+    with pytest.raises(ValueError, match="save it as CSV UTF-8"):
+        report.decoded("Ada\x81".encode("latin-1"))
+
+
+# Files
+
+
+def chosen(place, kit):
+    """student -> the content that is graded."""
+    return {one.student: one.content for one in read_class(place, kit)}
+
+
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (["hw1.ipynb.txt"], "hw1.ipynb.txt"),
+        (["hw1.json"], "hw1.json"),
+        (["HW1.IPYNB", "notes.pdf"], "HW1.IPYNB"),
+        (["hw1.ipynb", "hw1 (1).ipynb", "hw1 (10).ipynb", "hw1 (2).ipynb"], "hw1 (10).ipynb"),
+        (["hw1.ipynb", "hw1-9.ipynb", "hw1-10.ipynb"], "hw1-10.ipynb"),
+        (["hw1_v9.ipynb", "hw1_v10.ipynb"], "hw1_v10.ipynb"),
+        (["hw1.ipynb", "hw10.ipynb", "zz.ipynb"], "hw1.ipynb"),
+        (["homework.ipynb", "hw1_data.json"], "homework.ipynb"),
+        (["homework.ipynb", "hw1.ipynb.txt"], "hw1.ipynb.txt"),
+        (["hw1.ipynb", "hw1.ipynb.txt"], "hw1.ipynb"),
+    ],
+)
+def test_of_several_files_the_newest_notebook_of_the_assignment_counts(tmp_path, kit, names, counts):
+    (tmp_path / "ada").mkdir()
+    for name in names:
+        (tmp_path / "ada" / name).write_text(name, encoding="utf-8")
+    (one,) = read_class(tmp_path, kit)
+    assert (one.student, one.content) == ("ada", counts.encode())
+    notebooks = [name for name in names if not name.endswith("pdf")]
+    assert one.notes == ([f"Of {len(names)} notebooks {counts} was graded."] if len(notebooks) > 1 else [])
+
+
+def test_the_last_attempt_in_canvas_counts(tmp_path, kit):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for name in ("lovelaceada_11_1000_hw1-1.ipynb", "lovelaceada_11_999_hw1.ipynb", "noetheremmy_12_5_hw1-2.json"):
+            archive.writestr(name, name)
+        archive.writestr("../../eve/hw1.ipynb", "climbs")
+    assert chosen(tmp_path / "class.zip", kit) == {
+        "eve": b"climbs",
+        "lovelaceada": b"lovelaceada_11_1000_hw1-1.ipynb",
+        "noetheremmy": b"noetheremmy_12_5_hw1-2.json",
+    }
+
+
+def test_a_file_is_named_after_its_student_whatever_dots_are_in_the_name(tmp_path, kit):
+    for name in ("j. doe.ipynb", "j. smith.ipynb.txt", "m. lee.pdf"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    assert chosen(tmp_path, kit) == {"j. doe": b"j. doe.ipynb", "j. smith": b"j. smith.ipynb.txt", "m. lee": None}
+
+
+def test_a_link_is_never_followed(tmp_path, kit):
+    secret, place = tmp_path / "secret.ipynb", tmp_path / "class"
+    secret.write_text("secret", encoding="utf-8")
+    for student, name in (("ada", "hw1.ipynb"), ("bob", "hw1 (2).ipynb")):
+        (place / student).mkdir(parents=True)
+        (place / student / name).symlink_to(secret)
+    (place / "bob" / "hw1.ipynb").write_text("own", encoding="utf-8")
+    (place / "eve").symlink_to(tmp_path)
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        link = zipfile.ZipInfo("ada/hw1.ipynb")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, str(secret))
+    assert chosen(place, kit) == {"ada": LINK, "bob": b"own", "eve": LINK}
+    assert chosen(tmp_path / "class.zip", kit) == {"ada": LINK}
+    assert Submission("ada", "", kit, LINK).fault == LINK
+
+
+def test_a_notebook_that_would_fill_the_memory_is_refused_with_words(kit, handed):
+    def fault(content):
+        return Submission("ada", "", kit, content).fault
+
+    assert "more than 50 MB. Clear its outputs" in fault(heavy(handed, 51))
+    assert "more than 1,000,000 parts. Clear its outputs" in fault(b"[" * 1_000_001)
+    assert fault(heavy(handed, 40)) == ""
+    parts = json.loads(nbformat.writes(handed))
+    parts["metadata"]["x"] = [[]] * 999_000
+    assert fault(json.dumps(parts).encode()) == ""
+
+
+def test_of_a_bomb_in_a_zip_only_the_start_is_read(tmp_path, kit):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ada/hw1.ipynb", bytes(60 << 20))
+    assert len(chosen(tmp_path / "class.zip", kit)["ada"]) == LARGEST + 1
+
+
+JPEG = base64.b64encode(b"\xff\xd8\xff\xe0\0\4ab\xff\xc0\0\x0b\x08" + struct.pack(">HH", 3, 4) + b"rest").decode()
+WIDE = base64.b64encode(b"\xff\xd8\xff\xc0\0\x0b\x08" + struct.pack(">HH", 60_000, 60_000)).decode()
+
+
+def pictures(written, *cells):
+    """What is shown of an answer with these cells."""
+    return judged_words(written, lambda held, at: held.__setitem__(slice(at + 1, at + 2), cells)).answer
+
+
+def test_twelve_pictures_of_an_answer_are_shown_and_the_rest_is_named(written):
+    """Equal ones too."""
+    plots = [nbformat.v4.new_output("display_data", data={"image/png": PNG})] * 14
+    shown = pictures(written, nbformat.v4.new_code_cell("plt.show()", outputs=plots))
+    assert [kind for kind, _ in shown] == ["code", *["picture"] * 12, "text", "text"]
+    assert shown[-1] == ("text", LEFT_OUT)
+
+
+def test_photographs_in_words_are_shown_however_they_were_pasted(written):
+    """A JPEG attached or written into the text; one that is missing, or too wide, is named."""
+    cell = nbformat.v4.new_markdown_cell(
+        f"![a](attachment:a.jpg) ![b](attachment:b.jpg) ![c](data:image/jpeg;base64,{JPEG}) and "
+        f"![d](data:image/jpeg;base64,{WIDE})",
+        attachments={"a.jpg": {"image/jpeg": JPEG}},
+    )
+    kinds = [("picture", JPEG), ("text", LEFT_OUT), ("picture", JPEG), ("text", LEFT_OUT)]
+    text, *shown = pictures(written, cell)
+    assert shown == kinds
+    assert text[0] == "text"
+    assert JPEG not in text[1]
+    assert f'src="data:image/jpeg;base64,{JPEG}"' in report._part(*shown[0])
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("source", "flag"),
+    [
+        ("from pdebook.chapters.stability import laws as L\nedge = lambda b: L.basin_edge(b)", "uses laws.basin_edge"),
+        ("from pdebook.chapters.stability.laws import basin_edge as e\nedge = e", "uses laws.basin_edge"),
+        ("a = laws\nb = a.basin_edge\nedge = lambda x: b(x)", "uses laws.basin_edge"),
+        ("edge = vars(laws)['basin_edge']", "uses laws.basin_edge"),
+        ("edge = vars(laws)['basin_edge']", "calls vars"),
+        ("import importlib as i\nedge = i.import_module('x').y", "calls importlib.import_module"),
+        ("e = eval\nedge = e('1')", "calls eval"),
+        ("c = check\nc.close = print", "changes the check"),
+        ("from pdebook import check as c\nc.close = print", "changes the check"),
+    ],
+)
+def test_a_helper_under_another_name_is_found(source, flag):
+    assert flag in flags(ALL["ex-sb-edge"], source)
+    assert flag not in flags(
+        ALL["ex-sb-edge"], "edge = lambda b: mine.basin_edges(b)\nchecks = 1\nimportlib = vars = 2"
+    )
+
+
+def test_who_renames_the_variables_of_a_copy_is_found():
+    exercise = ALL[RATE]
+    renamed = "def decay_rate(mode, m):\n    return 4 * m**2 * np.sin((mode + 0.5) * np.pi / (2 * m)) ** 2"
+    assert "is the book's own solution" in flags(exercise, renamed)
+    assert "is the book's own solution" not in flags(exercise, renamed.replace("0.5", "1.5"))
+
+
+def test_code_that_is_nested_deeply_is_judged_all_the_same():
+    """A chain of many sums, elsewhere in the notebook."""
+    deep = "def table():\n    return " + " + ".join(["1"] * 900)
+    assert flags(ALL[RATE], f"{RIGHT}\n\n{deep}") == flags(ALL[RATE], RIGHT)
+
+
+def test_who_has_the_same_code_is_named_once(kit):
+    shapes = {name: {RATE: shape} for name, shape in zip("abcdef", "xyxxyz", strict=True)}
+    long = {name: {RATE: one[RATE] * 401} for name, one in shapes.items()}
+    same = f"{RATE}: same code as"
+    assert report.copies(kit, shapes) == {}
+    assert report.copies(kit, long) == {
+        "a": [f"{same} c, d"],
+        "c": [f"{same} a"],
+        "d": [f"{same} a"],
+        "b": [f"{same} e"],
+        "e": [f"{same} b"],
+    }

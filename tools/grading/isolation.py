@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-MEMORY, PROCESSOR, FILE, PROCESSES = 6 << 30, 120, 16 << 20, 400  # bytes, seconds, bytes, number
+MEMORY, PROCESSOR, FILE, PROCESSES = 6 << 30, 300, 16 << 20, 400  # bytes, seconds, bytes, number
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
 DROP = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 NAMESPACES, HOOK = "namespaces", "audit hook"

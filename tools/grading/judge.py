@@ -20,18 +20,22 @@ import torch
 
 from grading import codec, isolation
 from grading.kit import Exercise, Kit
-from grading.submissions import Submission
+from grading.submissions import Submission, definitions
 from pdebook import check
 
 BEGIN = 300.0  # seconds that a process may take to start, on a machine that is busy with other things
-START = 90.0  # seconds that all cells of a submission together may take; a call has check.LIMIT
+START = 90.0  # seconds that the cells of one chapter may take; a call may compute for check.LIMIT
 TOTAL = 300.0  # seconds that we wait for one submission, cells and calls of all its exercises together
 CHANGING = (np.ndarray, torch.Tensor, torch.nn.Module)
-DRAWS = 20  # further inputs that an answer must agree on with the solution
+DRAWS, SLOW = 20, 3  # further inputs that an answer must agree on with the solution, and how many if it is slow
 
 
 class Ended(Exception):
     """The worker is gone, or had to be stopped."""
+
+
+class TooLong(TimeoutError):
+    """A call computed for longer than check.LIMIT."""
 
 
 class CannotStart(RuntimeError):
@@ -45,7 +49,7 @@ class Worker:
     """
 
     def __init__(self, hidden: Sequence[Path], left: float = TOTAL):
-        self.left = BEGIN
+        self.left = float("inf")
         self.folder = tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True)
         ours, theirs = _pipes()
         environment = {"PATH": os.environ["PATH"], "HOME": self.folder.name, "OMP_NUM_THREADS": "1"}
@@ -81,8 +85,10 @@ class Worker:
 
     def begin(self, chapter: str, setup: Sequence[str], cells: Sequence[tuple[int, str]]) -> None:
         """Run the setup of a chapter and the student's cells."""
+        since, self.at = time.monotonic(), 0  # and the cell that runs
         self._send({"begin": chapter, "setup": list(setup), "cells": list(cells)})
-        hello = self._receive(START)
+        while "at" in (hello := self._receive(START, since)):
+            self.at = hello["at"]
         problems, functions = hello.get("problems"), hello.get("functions")
         if not (_lists(problems, 3) and isinstance(functions, list)):
             self.stop()
@@ -99,8 +105,10 @@ class Worker:
         function: chapter and name, or the number of one that was given back.
         """
         try:
-            self._send({"call": function, "arguments": self.codec.encode(list(arguments))})
-            reply = self._answer(check.LIMIT + 5)  # the check's own limit comes first, with better words
+            self._send({"call": function, "arguments": self.codec.encode(list(arguments)), "limit": check.LIMIT})
+            reply = self._answer(3 * check.LIMIT + 5)  # the check's own limit comes first, with better words
+            if reply.get("late"):
+                raise TooLong(f"took longer than {check.LIMIT:g} seconds")
         except BaseException:  # the check's own limit among them: the worker is in the middle of something
             self.stop()
             raise
@@ -114,9 +122,9 @@ class Worker:
 
     def _answer(self, seconds: float) -> dict:
         """The answer to a call; on the way the worker may call functions that were handed to it."""
-        end = time.monotonic() + seconds
+        since = time.monotonic()
         while True:
-            message = self._receive(end - time.monotonic())
+            message = self._receive(seconds, since)
             if "answer" in message:
                 return message
             try:
@@ -137,23 +145,24 @@ class Worker:
             self.stop()
             raise Ended("ended the process") from error
 
-    def _receive(self, seconds: float) -> dict:
-        started = time.monotonic()
+    def _receive(self, seconds: float, since: float | None = None) -> dict:
+        """The next message, if it comes in so many seconds since then, or from now on, and before all are used up."""
+        now = time.monotonic()
+        end, last = (now if since is None else since) + seconds, now + self.left
         try:
-            return self._message(started + min(seconds, self.left), f"{seconds:.0f} seconds")
+            return self._message(min(end, last))
         except TimeoutError:
-            if seconds < self.left:
-                raise
-            raise TimeoutError(f"took longer than {TOTAL:g} seconds in all") from None
+            limit = f"{seconds:g} seconds" if end < last else f"{TOTAL:g} seconds in all"
+            raise TimeoutError(f"took longer than {limit}") from None
         finally:
-            self.left -= time.monotonic() - started
+            self.left = last - time.monotonic()
 
-    def _message(self, end: float, limit: str) -> dict:
+    def _message(self, end: float) -> dict:
         while b"\n" not in self.buffer:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.read], [], [], left)[0]:
                 self.stop()
-                raise TimeoutError(f"took longer than {limit}")
+                raise TimeoutError
             part = os.read(self.read, 1 << 20)
             if not part:
                 self.stop()
@@ -237,42 +246,56 @@ class Outcome:
 
 
 class Running:
-    """The process of one submission, begun anew when it died; cells that did not end once are not tried again."""
+    """The process of one submission, begun anew when it died.
+
+    Of a cell that does not end only its definitions are run, and if that is not enough, of all cells of the chapter.
+    """
 
     def __init__(self, submission: Submission, hidden: Sequence[Path]):
         self.submission, self.hidden = submission, hidden
         self.process: Worker | None = None
         self.left = TOTAL
         self.failed: dict[str, Exception] = {}  # by chapter
-        self.only: dict[str, list] = {}  # by chapter, the definitions of cells that do not end
-        self.notes: dict[str, list[str]] = {}
+        self.endless: set[int] = set()  # numbers of the cells of which only definitions are run
+        self.late: set[str] = set()  # chapters whose cells did not end once
+
+    @property
+    def over(self) -> bool:
+        """Whether the seconds of the whole submission are used up."""
+        return (self.process.left if self.process else self.left) <= 0
+
+    def notes(self, exercise: Exercise) -> list[str]:
+        cut = [str(number) for number, _ in self.submission.cells_of(exercise) if number in self.endless]
+        what = f"Cell {cut[0]}" if len(cut) == 1 else f"Cells {', '.join(cut)}"
+        return [f"{what}: not at an end after {START:g} seconds, so definitions alone were run."] if cut else []
 
     def worker(self, exercise: Exercise) -> Worker:
         """A living process in which the exercise's chapter has begun."""
         if exercise.chapter in self.failed:
             raise self.failed[exercise.chapter]
+        cells = self.submission.cells_of(exercise)
+        numbers = {number for number, _ in cells}
         try:
-            return self._begun(exercise, self.only.get(exercise.chapter))
-        except TimeoutError as error:  # a loop in one cell costs nothing but what it would have made
-            if exercise.chapter in self.only or self.process.left <= 0:
+            return self._begun(exercise, [(n, definitions(one) if n in self.endless else one) for n, one in cells])
+        except (TimeoutError, Ended) as error:
+            if isinstance(error, Ended) or self.over or numbers <= self.endless:
                 self.failed[exercise.chapter] = error
                 raise
-            self.only[exercise.chapter] = self.submission.definitions(exercise)
-            self.notes[exercise.chapter] = [f"Your cells {error}, so their definitions alone were run."]
+            one = {number for number in numbers - self.endless if number == self.process.at}
+            self.endless |= one if one and exercise.chapter not in self.late else numbers
+            self.late.add(exercise.chapter)
             return self.worker(exercise)
-        except Ended as error:
-            self.failed[exercise.chapter] = error
-            raise
 
-    def _begun(self, exercise: Exercise, cells: list[tuple[int, str]] | None) -> Worker:
+    def _begun(self, exercise: Exercise, cells: list[tuple[int, str]]) -> Worker:
         if self.process is None or not self.process.alive:
             self.close()
+            if self.over:
+                raise TimeoutError(f"took longer than {TOTAL:g} seconds in all")
             try:
                 self.process = Worker(self.hidden, self.left)
             except CannotStart:  # once may be a machine that was busy
                 self.process = Worker(self.hidden, self.left)
         if exercise.chapter not in self.process.parts:
-            cells = self.submission.cells_of(exercise) if cells is None else cells
             self.process.begin(exercise.chapter, exercise.setup, cells)
         return self.process
 
@@ -302,13 +325,14 @@ class Judge:
                 except CannotStart:
                     raise
                 except Exception as error:  # whatever one submission does, the next is graded
-                    flag = f"the grader stopped with {type(error).__name__}: {error}"
-                    outcome = Outcome(exercise.label, 0, "This answer is looked at by a person.", [flag])
+                    outcome = _stopped(exercise, error)
                 outcome.seconds = round(time.monotonic() - started, 1)
                 found.append(outcome)
             for exercise, outcome in zip(self.kit.exercises, found, strict=True):  # last: no error tells what was drawn
                 if outcome.points and exercise.inputs:
                     self._compare(exercise, submission, running, outcome)
+                if running.over and exercise.coded and not outcome.points:
+                    outcome.flags.append(f"the whole submission took longer than {TOTAL:g} seconds")
         finally:
             running.close()
         return found
@@ -328,7 +352,8 @@ class Judge:
             worker = running.worker(exercise)
             part = worker.parts[exercise.chapter]
             problems = [f"Cell {number} stopped with {kind}: {text}" for number, kind, text in part["problems"]]
-            notes = [*submission.notes, *running.notes.get(exercise.chapter, []), *problems]
+            cut = running.notes(exercise)
+            flags, notes = [*flags, *cut], [*submission.notes, *cut, *problems]
             missing = [name for name in exercise.names if name not in part["functions"]]
             if missing:
                 return Outcome(exercise.label, 0, _missing(missing[0], submission, notes), flags)
@@ -359,7 +384,7 @@ class Judge:
             try:
                 for source in exercise.checks:
                     exec(compile(source, "check", "exec"), names)
-            except Exception as error:
+            except (Exception, check._TooLong) as error:
                 count = said.getvalue().count("✓")
                 done = f"{count} part{'s' * (count != 1)} passed. " if count else ""
                 return False, f"{done}Not yet. {error}"
@@ -372,6 +397,11 @@ class Judge:
             differs = self._drawn(exercise, running.worker(exercise), submission.digest)
         except (TimeoutError, Ended) as error:
             differs = f"On other inputs, your cells {error}."
+        except CannotStart:
+            raise
+        except Exception as error:
+            stopped = _stopped(exercise, error)
+            differs, outcome.flags = stopped.words, [*outcome.flags, *stopped.flags]
         if differs:
             outcome.points, outcome.words = 0, f"{outcome.words} {differs}"
         outcome.seconds = round(outcome.seconds + time.monotonic() - started, 1)
@@ -385,8 +415,10 @@ class Judge:
         for source in exercise.solutions:
             exec(compile(source, "solution", "exec"), names)
         names["draw"] = np.random.default_rng(list(exercise.seed(self.secret + digest)))
-        name = exercise.names[0]
-        for _ in range(DRAWS):
+        name, started = exercise.names[0], time.monotonic()
+        for count in range(DRAWS):
+            if count >= SLOW and time.monotonic() - started > check.LIMIT:
+                break
             arguments = eval(exercise.inputs, names)
             want = names[name](*_copies(arguments))
             try:
@@ -398,6 +430,11 @@ class Judge:
             if not agree:
                 return "On other inputs than those of the check it is not right: is it written for all of them?"
         return ""
+
+
+def _stopped(exercise: Exercise, error: Exception) -> Outcome:
+    flag = f"the grader stopped with {type(error).__name__}: {error}"
+    return Outcome(exercise.label, 0, "This answer is looked at by a person.", [flag])
 
 
 def _agree(got: object, want: object, tolerance: float) -> bool:
@@ -418,10 +455,13 @@ def _copies(arguments: Sequence) -> list:
 
 
 def _proxy(call: Callable, name: str) -> Callable:
-    """A function that runs in the worker."""
+    """A function that runs in the worker; a check says of it what it says of one that runs here for too long."""
 
     def function(*arguments):
-        return call(name, arguments)
+        try:
+            return call(name, arguments)
+        except TooLong as error:
+            raise check._TooLong(str(error)) from None
 
     function.__name__ = name
     return function

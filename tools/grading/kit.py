@@ -61,7 +61,7 @@ class Exercise:
     @property
     def kind(self) -> str:
         """How it is answered: a proof, words or code, with a plot, and whether further inputs are drawn."""
-        proof = re.search(r"\b[Pp]rov|[Ss]how that", self.text)
+        proof = re.search(r"\b[Pp]rove\b|\b[Ss]how that\b", self.text)
         parts = ["code" if self.coded else "proof" if proof else "words"]
         return ", ".join(parts + ["run and plot"] * ("run and plot" in self.title) + ["drawn"] * bool(self.inputs))
 
@@ -112,7 +112,7 @@ def bare(source: str) -> str:
 def facts(folder: Path) -> dict:
     """What exercises.yml of a folder says: aims by chapter, and points, inputs and so on by label."""
     path = folder / "exercises.yml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
 
 
 def catalogue(private: Path | None = None) -> dict[str, Exercise]:
@@ -121,13 +121,24 @@ def catalogue(private: Path | None = None) -> dict[str, Exercise]:
     known = {label: own for one in held for label, own in one.get("exercises", {}).items()}
     symbols = {chapter: own for one in held for chapter, own in one.get("symbols", {}).items()}
     found = {}
-    for path in [*book.chapters(), *(sorted(private.glob("*.md")) if private else ())]:
+    for path in [*book.chapters(), *(_private(private) if private else ())]:
         for exercise in _of(path, known, symbols.get(path.stem, "")):
             if exercise.label in found:
                 raise ValueError(
                     f"the label {exercise.label} stands in {found[exercise.label].chapter} and {path.name}"
                 )
             found[exercise.label] = exercise
+    return found
+
+
+def _private(folder: Path) -> list[Path]:
+    """The instructor's sources: every Markdown file there that has an exercise."""
+    found = [path for path in sorted(folder.glob("*.md")) if book.EXERCISE.search(path.read_text(encoding="utf-8"))]
+    for path in found:
+        if (book.BOOK / path.name).exists():
+            raise ValueError(f"{path.name} has the name of a page of the book: call it otherwise")
+        if not re.match(r"---\n.*?\n *kernelspec:\n.*?\n---\n", path.read_text(encoding="utf-8"), re.DOTALL):
+            raise ValueError(f"{path.name} must begin as a chapter does, with the lines between --- of first_look.md")
     return found
 
 
@@ -140,7 +151,7 @@ def _of(path: Path, known: dict, symbols: str) -> Iterator[Exercise]:
     texts = [source[begins.start() :] for source, begins in marked if begins]  # without the section that ends there
     setup = [cell.source for cell in book.setup_cells(notebook)]
     for one, text in zip(book.exercises(notebook, path.stem), texts, strict=True):
-        own = known.get(one.label, {})
+        own = known.get(one.label) or {}
         if not (title := TITLE.search(text)):
             raise ValueError(f"{path.name}, exercise {one.label}: the title must stand behind ```{{exercise}}")
         code = [cell.source for cell in one.solutions if cell.cell_type == "code"]
@@ -158,7 +169,7 @@ def _of(path: Path, known: dict, symbols: str) -> Iterator[Exercise]:
             checks=[cell.source for cell in one.checks],
             wrong=[cell.source for cell in one.wrong],
             inputs=own.get("inputs", ""),
-            tolerance=own.get("tolerance", 1e-5),
+            tolerance=float(own.get("tolerance", 1e-5)),  # YAML takes 1e-3 for a word
             forbidden=own.get("not", []),
             rubric=own.get("rubric", ""),
             symbols=symbols,

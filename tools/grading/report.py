@@ -33,9 +33,20 @@ class Mark(NamedTuple):
     before: str = ""
 
 
+class Style(NamedTuple):
+    """How a spreadsheet writes a table: what stands between columns, and whether numbers have a decimal comma."""
+
+    separator: str = ","
+    comma: bool = False
+
+    def number(self, points: float) -> str:
+        return f"{points:g}".replace(".", ",") if self.comma else f"{points:g}"
+
+
 Class = Mapping[str, Sequence[Outcome]]  # student -> outcomes in the order of the kit
 Marks = Mapping[str, Mapping[str, Mark]]  # student -> label -> mark
 COLUMNS = ["label", "answer", "points", "comment", "before", "of"]
+LETTERS = str.maketrans("0123456789", "ghijklmnop")
 END = re.compile(r" \(.*\)$")  # of a column's name: a number in Canvas, a kind in Moodle
 
 
@@ -129,7 +140,7 @@ def unmarked(kit: Kit, graded: Class, marks: Marks) -> int:
     return sum(one is None for points in scored for one in points.values())
 
 
-def marks_to_fill(kit: Kit, graded: Class, keys: Mapping[tuple[str, str], str], marks: Marks) -> str:
+def marks_to_fill(kit: Kit, graded: Class, keys: Mapping, marks: Marks, style: Style) -> str:
     """marks.csv: a row per answer, by the key under which it stands on its page; what is filled in stays.
 
     of: which answer it was, for the points move to `before` when another is handed in.
@@ -139,19 +150,24 @@ def marks_to_fill(kit: Kit, graded: Class, keys: Mapping[tuple[str, str], str], 
     for exercise in sorted(kit.exercises, key=lambda one: (one.coded, one.label)):
         for key, student in sorted((keys[student, exercise.label], student) for student in graded):
             points, comment, before = marks.get(student, {}).get(exercise.label, Mark(None))
-            shown = "" if points is None else f"{points:g}"
+            shown = "" if points is None else style.number(points)
             values = (exercise.label, key, shown, comment, before, now[student, exercise.label])
             rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return _csv(rows)
+    return _csv(rows, style.separator)
 
 
 def digests(kit: Kit, graded: Class) -> dict[tuple[str, str], str]:
     """(student, label) -> digest of the answer that a person reads."""
     return {
-        (student, one.label): hashlib.sha256(json.dumps(outcome.answer).encode()).hexdigest()[:8]
+        (student, one.label): short(json.dumps(outcome.answer), 8)
         for student, outcomes in graded.items()
         for one, outcome in zip(kit.exercises, outcomes, strict=True)
     }
+
+
+def short(text: str, length: int) -> str:
+    """A digest in letters alone: a spreadsheet would take 12e45678 for a number."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest().translate(LETTERS)[:length]
 
 
 def decoded(content: bytes) -> tuple[str, str]:
@@ -164,16 +180,17 @@ def decoded(content: bytes) -> tuple[str, str]:
     raise ValueError("a table is neither in UTF-8 nor in Windows' own encoding: save it as CSV UTF-8")
 
 
-def separator(text: str) -> str:
-    """Comma, semicolon or tab, whichever the first line has most of."""
-    return max(",;\t", key=text.partition("\n")[0].count)
+def style(text: str) -> Style:
+    """Comma, semicolon or tab, whichever the first line has most of outside quotes; and how numbers are written."""
+    separator = max(",;\t", key=re.sub('"[^"]*"', "", text.partition("\n")[0]).count)
+    return Style(separator, separator != "," and bool(re.search(r"\d,\d", text)))
 
 
 def read_marks(text: str, kit: Kit, keys: Mapping[tuple[str, str], str], now: Mapping = MappingProxyType({})) -> Marks:
     """student -> label -> what a person gave; a wrong row is named. now: the digests of the answers as they are."""
     whose = {(label, key): student for (student, label), key in keys.items()}
     most = {one.label: one.points for one in kit.exercises}
-    rows = csv.DictReader(io.StringIO(text), delimiter=separator(text))
+    rows = csv.DictReader(io.StringIO(text), delimiter=style(text).separator)
     if not set(COLUMNS[:3]) <= set(rows.fieldnames or ()):  # or a list of other separators would be read as empty
         head = ",".join(COLUMNS[:4])
         raise ValueError(f"marks.csv must begin with the line {head}; not {text.partition(chr(10))[0]!r}")
@@ -198,7 +215,7 @@ def read_marks(text: str, kit: Kit, keys: Mapping[tuple[str, str], str], now: Ma
         comment = comment[1:] if comment == _harmless(comment[1:]) else comment
         if points is not None and of and of != now.get((student, row["label"]), of):
             points, before = None, given
-        found.setdefault(student, {})[row["label"]] = Mark(points, comment, before if points is None else "")
+        found.setdefault(student, {})[row["label"]] = Mark(points, comment, before)
     return found
 
 
@@ -220,17 +237,16 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
     Students are found by their number (Canvas: ID; Moodle: Identifier), else by their name, whatever its order. Rows,
     other columns, and rows of students who handed in nothing stay as they are.
     """
-    dialect = {"delimiter": separator(text), "lineterminator": "\r\n" if "\r\n" in text else "\n"}
-    quoting = csv.QUOTE_ALL if text.lstrip("\ufeff").startswith('"') else csv.QUOTE_MINIMAL
-    rows = list(csv.reader(io.StringIO(text), delimiter=dialect["delimiter"]))
-    if not rows:
+    own = style(text)
+    written = _rows(text, own.separator)
+    if not text.strip():
         raise ValueError("GRADEBOOK is empty; export it with its rows of students")
-    head = [name.strip().lstrip("\ufeff") for name in rows[0]]
+    rows = [[_value(field) for field in row[:-1]] for row in written]
+    head = [name.strip() for name in rows[0]]
     columns = [n for n, one in enumerate(head) if one == "Grade" or END.sub("", one).split(": ")[-1] == kit.name]
     columns = [n for n in columns if head[n].endswith(" (Real)")] or columns  # and not the percentage beside it
     people = [n for n, name in enumerate(head) if name in ("Student", "Full name", "Name")]
     parts = [n for n, name in enumerate(head) if name in ("First name", "Last name", "Surname")]
-    comma = dialect["delimiter"] != "," and re.search(r"\d,\d", text)
     ids = [n for n, name in enumerate(head) if name in ("ID", "Identifier")]
     if len(columns) != 1 or not (people or ids or parts):
         raise ValueError(
@@ -239,37 +255,54 @@ def fill(text: str, kit: Kit, totals: Mapping[str, float], numbers: Mapping[str,
         )
 
     left = dict(totals)
-    by_number = {_number(row[ids[0]]): row for row in rows[1:] if ids and ids[0] < len(row)}
-    by_name: dict[str, list] = {}
-    for row in rows[1:]:
-        whole = "".join(row[n] for n in parts if n < len(row))
-        for name in {_letters(row[n]) for n in people if n < len(row)} | {_letters(whole)} - {""}:
-            by_name.setdefault(name, []).append(row)
+    by_number = {_number(row[ids[0]]): n for n, row in enumerate(rows) if n and ids and ids[0] < len(row)}
+    by_name: dict[str, list[int]] = {}
+    for number, row in enumerate(rows[1:], start=1):
+        names = [row[n] for n in people if n < len(row)] + [" ".join(row[n] for n in parts if n < len(row))]
+        for order in {order for name in names for order in _orders(name)}:
+            by_name.setdefault(order, []).append(number)
     for student in list(left):
-        row = by_number.get(numbers.get(student) or "nobody")
-        if row is None and len(found := by_name.get(_letters(student), [])) == 1:
-            (row,) = found
-        if row is not None:
-            row += [""] * (columns[0] + 1 - len(row))
-            points = f"{left.pop(student):g}"
-            row[columns[0]] = points.replace(".", ",") if comma else points
-    made = io.StringIO()
-    csv.writer(made, quoting=quoting, **dialect).writerows(rows)
-    return made.getvalue(), sorted(left)
+        named = by_name.get("".join(_words(student)), [])
+        number = by_number.get(numbers.get(student) or "nobody", named[0] if len(named) == 1 else None)
+        if number is not None:
+            row, points = written[number], own.number(left.pop(student))
+            row[-1:-1] = [""] * (columns[0] + 2 - len(row))
+            row[columns[0]] = f'"{points}"' if row[columns[0]].startswith('"') else points
+    return "".join(own.separator.join(row[:-1]) + row[-1] for row in written), sorted(left)
+
+
+def _rows(text: str, separator: str) -> list[list[str]]:
+    """The rows of a table: the fields as they are written, quotes and all, and behind them the end of the line."""
+    found: list[list[str]] = [[]]
+    for field, end in re.findall(rf'("(?:[^"]|"")*"|[^{separator}\r\n]*)({separator}|\r\n|[\r\n]|\Z)', text):
+        found[-1].append(field)
+        if end != separator:
+            found[-1].append(end)
+            found.append([])
+    return found[:-1]
+
+
+def _value(field: str) -> str:
+    return field[1:-1].replace('""', '"') if field.startswith('"') else field
 
 
 def _number(text: str) -> str:
     return "".join(letter for letter in text if letter.isdigit())
 
 
-def _letters(name: str) -> str:
-    """A name without its order, case and marks: "Lovelace, Ada" and "ada lovelace" and "lovelaceada" agree."""
-    return "".join(sorted(letter for letter in name.casefold() if letter.isalnum()))
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]+", name.casefold())
 
 
-def _csv(rows: Sequence[Mapping]) -> str:
+def _orders(name: str) -> set[str]:
+    """A name as one word, from each of its words on: "Lovelace, Ada" is lovelaceada and adalovelace."""
+    words = _words(name)
+    return {"".join(words[n:] + words[:n]) for n in range(len(words))}
+
+
+def _csv(rows: Sequence[Mapping], separator: str = ",") -> str:
     made = io.StringIO()
-    writer = csv.DictWriter(made, fieldnames=list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(made, fieldnames=list(rows[0]), lineterminator="\n", delimiter=separator)
     writer.writeheader()
     writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     return made.getvalue()

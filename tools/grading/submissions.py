@@ -21,13 +21,16 @@ from grading.kit import Exercise, Kit, bare
 LARGEST, PARTS = 50 << 20, 1_000_000  # bytes of one notebook, and the lists and dicts in it: each takes memory
 PICTURE, PIXELS, PICTURES = 4 << 20, 60_000_000, 12  # bytes and pixels of one, and how many of one answer are shown
 NOTEBOOK = re.compile(r"\.(ipynb(\.\w+)?|json)$", re.IGNORECASE)  # as browsers and mail programs rename them
-DOWNLOAD = re.compile(r"(?: \((\d+)\)|-(\d+))?$")  # the second download of one name, or the second attempt in Canvas
 INLINE = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)")
 ATTACHED = re.compile(r"!\[[^\]]*\]\(\s*attachment:([^)\s]*)[^)]*\)")
 MARK = re.compile(r"<!-- (ex-[\w-]+|chapter) -->")
+POINTS = re.compile(r"^\*[\d.]+ points?\*$", re.MULTILINE)  # the end of a question
 MOODLE = re.compile(r"^(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?$")
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?:_LATE)?_(?P<id>\d+)_\d+_")
-LEFT_OUT = f"(A picture is left out, as it is no PNG or JPEG of at most {PICTURE >> 20} MB: look into the notebook.)"
+LEFT_OUT = (
+    f"(A picture is left out, as it is no PNG or JPEG of at most {PICTURE >> 20} MB, or comes after {PICTURES} others: "
+    "look into the notebook.)"
+)
 LINK = "This is a link to another place. Hand in the file itself."
 SUSPECT = ("exec", "eval", "open", "compile", "__import__", "getattr", "globals", "vars", "importlib.import_module")
 
@@ -55,7 +58,7 @@ class Submission:
         if len(self.content) > LARGEST:
             return [], f"This file has more than {LARGEST >> 20} MB. Clear its outputs and hand it in again."
         if self.content.count(b"[") + self.content.count(b"{") > PARTS:
-            return [], f"This file is no notebook: it has more than {PARTS} parts."
+            return [], f"This file has more than {PARTS:,} parts. Clear its outputs and hand it in again."
         try:
             held = json.loads(_text(self.content, self.notes))
             cells = held["cells"] if "cells" in held else [c for sheet in held["worksheets"] for c in sheet["cells"]]
@@ -101,19 +104,6 @@ class Submission:
         asked = {one for other in self.kit.exercises if other.chapter == exercise.chapter for one in other.names}
         return own if asked <= _defines(own) else self.cells
 
-    def definitions(self, exercise: Exercise) -> list[tuple[int, str]]:
-        """The same cells with imports, functions, classes and plain values alone: what is left of cells without end."""
-        kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-        return [
-            (
-                n,
-                "\n".join(
-                    ast.unparse(node) for node in _parsed([source]) if isinstance(node, kept) or _plain_value(node)
-                ),
-            )
-            for n, source in self.cells_of(exercise)
-        ]
-
     @cached_property
     def functions(self) -> list[ast.FunctionDef]:
         """The functions that the student's cells define at their top level, in order."""
@@ -133,21 +123,25 @@ class Submission:
 
     def answer(self, exercise: Exercise) -> list[tuple[str, str]]:
         """What a person reads: text, code and pictures between the exercise and the next one, as (kind, content)."""
-        found, inside, stubs = [], False, {bare(source) for source in ("\n".join(exercise.stubs), *exercise.stubs)}
+        found, inside, shown = [], False, 0
+        stubs = {bare(source) for source in ("\n".join(exercise.stubs), *exercise.stubs)}
         for cell in self._read[0]:
             source = cell["source"]
             if cell["kind"] == "markdown" and (mark := MARK.search(source)):
                 inside = mark[1] == exercise.label
+                typed = POINTS.split(source, maxsplit=1)[1:] if inside else ()  # into the cell of the question
+                found += [("text", one.strip()) for one in typed]
             elif inside and cell["kind"] == "markdown":
                 found.append(("text", re.sub(r"^\*Your answer[^*\n]*:\*", "", source.strip()).strip()))
             elif inside and bare(source) not in self.kit.given | stubs:
                 found.append(("code", source.strip()))
-            if inside:
-                found += [("picture", one) if _shown(one) else ("text", LEFT_OUT) for one in cell["pictures"]]
+            for one in cell["pictures"] if inside else ():
+                fits = shown < PICTURES and _shown(one)
+                found.append(("picture", one) if fits else ("text", LEFT_OUT))
+                shown += fits
         if exercise.coded and not any(kind == "code" for kind, _ in found):  # it stands elsewhere
             found.append(("code", self.code(exercise)))
-        pictures = [one for one in found if one[0] == "picture"][PICTURES:]
-        return [one for one in found if one[1] and one not in pictures]
+        return [one for one in found if one[1]]
 
     def asked(self, exercise: Exercise) -> bool:
         """Whether the question still stands in the notebook, so that what follows it can be found."""
@@ -181,10 +175,7 @@ class Submission:
         return found
 
     def shape(self, exercise: Exercise) -> str:
-        try:
-            return shape(self.functions, exercise.names)
-        except (RecursionError, MemoryError, ValueError):  # of code that is nested too deeply
-            return ""
+        return shape(self.functions, exercise.names)
 
 
 def _parsed(sources: Sequence[str]) -> list[ast.stmt]:
@@ -193,11 +184,21 @@ def _parsed(sources: Sequence[str]) -> list[ast.stmt]:
 
 def shape(nodes: Sequence[ast.stmt], names: Sequence[str]) -> str:
     """The bodies of these functions, the last of each name, without docstrings, spacing and the names of their own
-    variables: equal for copies."""
+    variables: equal for copies; nothing of code that is nested too deeply."""
     last = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    held = [_unnamed(last[name]) for name in names if name in last]
-    bodies = [node.body[1:] if ast.get_docstring(node) is not None else node.body for node in held]
-    return "\n".join(ast.dump(ast.Module(body, [])) for body in bodies)
+    try:
+        held = [_unnamed(last[name]) for name in names if name in last]
+        bodies = [node.body[1:] if ast.get_docstring(node) is not None else node.body for node in held]
+        return "\n".join(ast.dump(ast.Module(body, [])) for body in bodies)
+    except (RecursionError, MemoryError, ValueError):
+        return ""
+
+
+def definitions(source: str) -> str:
+    """Of a cell its imports, functions, classes and plain values: what is left of one that does not end."""
+    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    held = [node for node in ast.parse(source).body if isinstance(node, kept) or _plain_value(node)]
+    return "\n".join(map(ast.unparse, held))
 
 
 def _unnamed(function: ast.FunctionDef) -> ast.FunctionDef:
@@ -232,8 +233,10 @@ def _whole(node: ast.expr, aliases: dict[str, str]) -> str:
 
 
 def _plain_value(node: ast.stmt) -> bool:
-    """x = 3, and nothing that runs."""
-    return isinstance(node, ast.Assign) and not any(isinstance(one, ast.Call) for one in ast.walk(node))
+    """x = 3 or f = lambda x: x, and nothing that runs."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return False
+    return isinstance(node.value, ast.Lambda) or not any(isinstance(one, ast.Call) for one in ast.walk(node))
 
 
 def _functions(cells: list[tuple[int, str]]) -> list[ast.FunctionDef]:
@@ -353,14 +356,17 @@ def entries(place: Path, kit: Kit) -> dict[tuple[str, str], list]:
         if NOTEBOOK.search(name.name) or read is _link:
             entry.append((name.name, read))
 
+    own = re.compile(rf"(?<![^\W_]){re.escape(kit.name)}(?![^\W_])")  # hw1 is not in hw10
+
     def age(file: tuple) -> tuple:
-        """A notebook before other files, of the assignment's name, by name and number, and of one name the last."""
+        """Files before links, notebooks before other JSON, the assignment's name before others, and of these the last
+        by name and number: the tenth download, "hw1 (10)", and in Canvas the tenth attempt, "hw1-10"."""
         name, read = file
         stem = NOTEBOOK.sub("", name)
-        last, kind = DOWNLOAD.search(stem), name.lower().endswith(".ipynb")
-        parts = re.split(r"(\d+)", stem[: last.start()])
+        parts = re.split(r"(\d+)", stem)
         parts[1::2] = [int(part[-18:]) for part in parts[1::2]]
-        return read is not _link, kit.name in name, kind, parts, int(last[1] or last[2] or 0)
+        plain, renamed = name.lower().endswith(".ipynb"), ".ipynb." in name.lower()
+        return read is not _link, plain or renamed, bool(own.search(stem)), plain, parts
 
     return {who: sorted(files, key=age) for who, files in found.items()}
 
@@ -404,4 +410,5 @@ def _who(path: PurePosixPath) -> tuple[str, str]:
     for part in path.parts[:-1]:
         if match := MOODLE.match(part):
             return match["name"], match["id"]
-    return (path.parts[0] if len(path.parts) > 1 else PurePosixPath(NOTEBOOK.sub("", path.name)).stem), ""
+    file = NOTEBOOK.sub("", path.name) if NOTEBOOK.search(path.name) else path.stem
+    return (path.parts[0] if len(path.parts) > 1 else file), ""

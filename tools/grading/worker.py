@@ -2,12 +2,13 @@
 
 It holds no check, no solution and no expected value. The first message it gets is {hidden, kept}: where nothing but an
 audit hook keeps a submission out, the folders that it must not read, and those in them that it may. Then come chapters
-to begin, {begin, setup, cells}, and calls, {call, arguments}.
+to begin, {begin, setup, cells}, which it answers with {at} before each cell, and calls, {call, arguments, limit}.
 """
 
 import json
 import os
 import pickle
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class Worker:
             text = codec.line({"answer": None, "error": "CannotTravel", "text": str(error)})
         self.write.write(text)
         self.write.flush()
+
+    def give_up(self, *_) -> None:
+        """A call has computed for as long as it may."""
+        os.write(self.write.fileno(), codec.line({"answer": None, "late": True}))
+        os._exit(1)
 
     def leave(self) -> None:
         """What a submission forks has no say: it would answer beside the process that was asked."""
@@ -60,6 +66,7 @@ class Worker:
         names = self.names[message["begin"]] = self.prepared(tuple(message["setup"]))
         problems = []
         for number, source in message["cells"]:
+            self.send({"at": number})
             try:
                 exec(compile(source, f"cell {number}", "exec"), names)
             except BaseException as error:
@@ -86,11 +93,14 @@ class Worker:
         """What a function of the student's gives back, or the error it stops with; and arguments that it changed."""
         arguments = self.codec.decode(message["arguments"])
         before, objects, called = self.codec.snapshot(arguments), _objects(arguments), message["call"]
+        timer = signal.setitimer(signal.ITIMER_PROF, message["limit"])  # of the processor, not of a busy machine
         try:
             function = self.codec.functions[called] if isinstance(called, int) else self.names[called[0]][called[1]]
             reply = {"answer": self.codec.encode(function(*arguments))}
         except BaseException as error:
             reply = {"answer": None, "error": type(error).__name__, "text": str(error)[:500]}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, *timer)
         after = self.codec.snapshot(arguments)
         reply |= {} if after == before else {"changed": after}
         return reply | {"spoiled": [n for n, held in _objects(arguments).items() if held != objects[n]]}
@@ -125,6 +135,7 @@ def main() -> None:
     torch.set_num_threads(1)
     worker = Worker(*map(int, sys.argv[1:]))
     os.register_at_fork(after_in_child=worker.leave)
+    signal.signal(signal.SIGPROF, worker.give_up)
     worker.send({"ready": True})
     folders = worker.receive()
     if folders["hidden"]:
