@@ -65,6 +65,8 @@ class Job:
         with suppress(UnusableFolder), ExitStack() as held:
             for lock in [*self.folder.rglob(".lock")]:
                 held.enter_context(alone_in(lock.parent))
+            for training in self.folder.glob("*"):  # no file: what says that all were done goes last
+                shutil.rmtree(training, ignore_errors=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
