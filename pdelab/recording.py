@@ -687,7 +687,7 @@ def _check_sum(block: _Block, stages: Sequence[Stage]) -> None:
     """u⁺ − u = Σ δ_T, up to the rounding of the additions: 1e-6 of the largest number in float32."""
     total = sum(precise(stage.delta) for stage in stages)
     gap = (precise(block.out) - precise(block.u) - total).abs().amax()
-    largest = (precise(x).abs().amax() for s in stages for x in (s.after, s.before, s.delta))  # the first will do mostly
+    largest = (precise(x).abs().amax() for s in stages for x in (s.after, s.before, s.delta))  # mostly the first does
     if all(gap > _rounding(block.u) * size for size in largest):
         raise Unreadable(f"the branches of {block.name} miss its step by {gap:.2g}; {UNSPLIT}")
 
