@@ -4,6 +4,7 @@ And private exercises, which are tried before they are handed out.
 """
 
 import ast
+import dataclasses
 import re
 import shutil
 
@@ -213,6 +214,11 @@ def test_a_private_exercise_is_tried_and_the_sheet_says_what_it_holds(made, monk
     [
         ("return 2 * x", "return 3 * x", "the check says of the solution: Not yet. twice three: you have 9"),
         ("return x**2", "return x + x", "of the wrong answer that says 'What does doubling mean': All checks passed."),
+        (
+            "says: What does doubling",
+            "says: Does halving",
+            "that says 'Does halving mean': Not yet. twice three: you have 9",
+        ),
         ("hint=", "what=", "the check says of the solution: Not yet. close() got multiple values"),
         ("import numpy", "import numpies", "ModuleNotFoundError: No module named 'numpies'"),
         ("float(draw.normal()),", "1 / 0,", "ZeroDivisionError: division by zero"),
@@ -243,6 +249,12 @@ def test_a_private_exercise_that_would_be_judged_wrong_is_not_handed_out(made, c
 def test_a_private_folder_that_cannot_be_read_is_refused_with_words(made, capsys, change, words):
     assert made(**change)[0] == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "kind"), [("Show that", "proof"), ("Prove it.", "proof"), ("Provided that", "words")])
+def test_an_exercise_in_words_may_ask_for_a_proof(kit, text, kind):
+    (one,) = [one for one in kit.exercises if not one.coded]
+    assert dataclasses.replace(one, text=text).kind == kind
 
 
 def test_without_facts_a_private_exercise_has_one_point(made, capsys, monkeypatch):

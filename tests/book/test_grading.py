@@ -1168,10 +1168,11 @@ def test_of_moodles_columns_the_one_with_points_is_filled(kit, order):
     assert not missing
 
 
-def test_nobody_gets_the_points_of_another_with_the_same_letters(kit):
-    filled, missing = report.fill('Student,hw1\nMay Lee,\n"Neil, O. N.",\n', kit, {"Amy Lee": 3.0, "O N Neil": 2.0}, {})
-    assert missing == ["Amy Lee"]
-    assert filled == 'Student,hw1\nMay Lee,\n"Neil, O. N.",2\n'
+def test_nobody_gets_the_points_of_another_with_the_same_letters_or_the_same_name(kit):
+    text = 'Student,hw1\nMay Lee,\n"Neil, O. N."\nAda,\nAda,\n'
+    filled, missing = report.fill(text, kit, {"Amy Lee": 3.0, "O N Neil": 2.0, "Ada": 1.0}, {})
+    assert missing == ["Ada", "Amy Lee"]
+    assert filled == text.replace('N."', 'N.",2')
 
 
 @pytest.mark.parametrize("text", ["", "Student,ID\nAda,1\n", "Name,hw1 (1),hw1 (2)\nAda,,\n", "hw1\n1\n"])

@@ -167,6 +167,8 @@ def test_the_commands_of_the_page_exist_and_print_what_it_shows():
     targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"editions", "assignment", "grade", "figures"} <= set(re.findall(r"make (\w+)", text)) <= targets
     kit = make("hw1", re.search(r'EXERCISES="(.*?)"', text)[1].split(), "0")
+    for one in kit.exercises:
+        assert f"\n{one.label}: {one.kind}, {one.points:g} points\n" in text
     coded = sum(one.coded for one in kit.exercises)
     assert f"{len(kit.exercises)} exercises, {coded} of them graded by the machine, {kit.points:g} points." in text
 
