@@ -88,6 +88,8 @@ class Results:
 
 def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
     """Grade the class and write everything; gives back lines to print at the end."""
+    if gradebook:  # whether it has the column is told now, and not when all is graded
+        report.fill(report.decoded(gradebook.read_bytes())[0], kit, {}, {})
     secret = secret_of(out)
     hidden = [place, out, *map(Path, filter(None, (marks, gradebook, kit.private)))]
     found = judged(kit, place, Judge(kit, secret, hidden), Records(out / "records", kit, secret))
@@ -166,6 +168,9 @@ def summary(kit: Kit, found: Results, out: Path, given: report.Marks) -> list[st
     lines = [f"{len(found.outcomes)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
     if isolation.kind() == isolation.HOOK:
         lines.append("An audit hook is no boundary: for strangers' code, grade inside a container.")
+    coded = (one for outcomes in found.outcomes.values() for one in outcomes if not one.points)
+    if differ := sum(one.words.startswith("All checks passed. ") for one in coded):
+        lines.append(f"{differ} answers passed every check, but differ from the solution on other inputs: read these.")
     if unmarked := report.unmarked(kit, found.outcomes, given):
         lines.append(f"{unmarked} answers in words have no marks yet, so totals are partial: read {out / 'answers'},")
         lines.append(f"fill in {out / 'marks.csv'} and run the same command again.")
@@ -182,10 +187,16 @@ def filled(kit: Kit, found: Results, out: Path, given: report.Marks, gradebook: 
     return [f"Gradebook filled: {path}", *([f"Not in the gradebook: {', '.join(missing)}"] if missing else [])]
 
 
+def place(text: str) -> Path:
+    if not text:  # or it would be this folder
+        raise argparse.ArgumentTypeError("name the folder or the zip: make grade NAME=hw1 SUBMISSIONS=hw1.zip")
+    return Path(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="grade the submissions of a class")
     parser.add_argument("name", help="of the assignment")
-    parser.add_argument("submissions", type=Path, help="a folder or a zip")
+    parser.add_argument("submissions", type=place, help="a folder or a zip")
     parser.add_argument("--gradebook", type=Path, help="a Canvas or Moodle export, of which a filled copy is made")
     parser.add_argument("--marks", type=Path, help="marks.csv with points for answers in words")
     parser.add_argument("--out", type=Path, help="where to write; default: _build/assignments/NAME/graded")

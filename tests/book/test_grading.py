@@ -408,6 +408,42 @@ def test_a_gradebook_without_the_column_is_refused(kit):
         report.fill("Student,ID\nAda,1\n", kit, {}, {})
 
 
+def test_a_gradebook_without_the_column_is_refused_before_anything_is_graded(kit, tmp_path, monkeypatch):
+    monkeypatch.setattr(grade, "judged", None)
+    (tmp_path / "export.csv").write_text("Student,ID\nAda,1\n")
+    with pytest.raises(ValueError, match="a column hw1"):
+        grade.grade(kit, tmp_path, tmp_path / "graded", gradebook=tmp_path / "export.csv")
+
+
+def test_where_no_submissions_are_named_this_folder_is_not_graded(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["grade.py", "hw1", ""])
+    with pytest.raises(SystemExit):
+        grade.main()
+    assert "SUBMISSIONS=hw1.zip" in capsys.readouterr().err
+
+
+def test_a_notebook_of_another_sheet_is_told_so(kit, handed):
+    other = dataclasses.replace(kit, name="hw2")
+    content = nbformat.writes(answered(handed)).encode()
+    assert Submission("ada", "", kit, content).fault == ""
+    assert Submission("ada", "", other, content).fault == "This notebook is of the sheet hw1, not of hw2."
+
+
+def test_a_chapter_sees_the_setups_before_it_as_in_a_kernel_and_none_that_come_later(tmp_path):
+    first, second = ALL[RATE], ALL["ex-in-depth"]
+    first = dataclasses.replace(first, setup=[*first.setup, "earlier = 2"])
+    second = dataclasses.replace(second, setup=[*second.setup, "later = 3"])
+    sheet = Kit("hw1", "0", [first, second])
+    cells = {first.chapter: "def seen():\n    return later", second.chapter: "def seen():\n    return earlier"}
+    running = Running(Submission("ada", "", sheet, nbformat.writes(nbformat.v4.new_notebook()).encode()), [])
+    with contextlib.closing(running):
+        for exercise in sheet.exercises:
+            running._begun(exercise, [(1, cells[exercise.chapter])])
+        assert running.process.functions(second.chapter)("seen", []) == 2
+        with pytest.raises(Exception, match="later"):
+            running.process.functions(first.chapter)("seen", [])
+
+
 def test_canvas_and_moodle_exports_name_the_student(tmp_path, kit, handed):
     content = nbformat.writes(handed)
     with zipfile.ZipFile(tmp_path / "canvas.zip", "w") as archive:
@@ -576,6 +612,15 @@ def test_no_submission_stops_the_class(kit, handed, tmp_path, cell):
     text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
     rows = {row["student"]: row for row in csv.DictReader(text.splitlines())}
     assert (rows["second"][RATE], rows["second"][HALF]) == ("4", "4")
+
+
+@pytest.mark.parametrize("share", ["0.1", "0.2", "0.25"])
+def test_a_step_of_one_s_own_is_as_right_as_the_solution_s(kit, handed, share):
+    """The check accepts 3 %, so further inputs do too."""
+    own = HALF_LIFE.replace("dt = 0.1", f"dt = {share}")
+    content = nbformat.writes(answered(handed, half=own)).encode()
+    found = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    assert [one.points for one in found[:2]] == [4, 4], found[1].words
 
 
 @pytest.mark.skipif(isolation.kind() == isolation.HOOK, reason="no namespaces here")

@@ -296,8 +296,14 @@ class Running:
             except CannotStart:  # once may be a machine that was busy
                 self.process = Worker(self.hidden, self.left)
         if exercise.chapter not in self.process.parts:
-            self.process.begin(exercise.chapter, exercise.setup, cells)
+            self.process.begin(exercise.chapter, self._setups(exercise), cells)
         return self.process
+
+    def _setups(self, exercise: Exercise) -> list[str]:
+        """Those of the sheet up to its chapter's, as a kernel has run them when it comes there."""
+        setups = {one.chapter: one.setup for one in self.submission.kit.exercises}
+        chapters = list(setups)
+        return [cell for one in chapters[: chapters.index(exercise.chapter) + 1] for cell in setups[one]]
 
     def close(self) -> None:
         if self.process is not None:

@@ -63,8 +63,11 @@ class Submission:
             held = json.loads(_text(self.content, self.notes))
             cells = held["cells"] if "cells" in held else [c for sheet in held["worksheets"] for c in sheet["cells"]]
             plain = [_plain(cell) for cell in cells]
+            sheet = held.get("metadata", {}).get("pdelab", {}).get("assignment", self.kit.name)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
             return [], "This file is not a notebook, whatever its name says. Download it again as .ipynb."
+        if sheet != self.kit.name:
+            return [], f"This notebook is of the sheet {str(sheet)[:40]}, not of {self.kit.name}."
         return plain, ""
 
     @property
