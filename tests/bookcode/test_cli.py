@@ -439,7 +439,7 @@ def test_a_module_beside_you_is_found_and_controls_are_chosen(network, monkeypat
 def test_a_network_that_cannot_be_read_and_one_that_fails_end_with_exit_code_1(network):
     words = pdelab("probe", f"{network}:flat", *QUICK, code=1)
     assert words.startswith("pdelab: no two modules in a row of Sequential map a field")
-    assert "blocks=" in words
+    assert "add an axis of examples" in words
     for name, error in (("broken", ZeroDivisionError), ("refusing", ValueError)):
         with pytest.raises(error):  # the user's own code: with its traceback
             CliRunner().invoke(cli.main, ["probe", f"{network}:{name}", *QUICK], catch_exceptions=False)
