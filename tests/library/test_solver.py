@@ -563,6 +563,8 @@ def test_states_that_blow_up_end_the_trajectory_there():
     run = Trajectory.of([u, u, u * torch.inf, u], attention=[torch.ones(1, 1, 2, 2)] * 3)
     assert run.status is Status.DIVERGED
     assert (run.stopped_at, len(run.states), len(run.attention)) == (2, 2, 2)
+    for bad in (torch.nan, torch.inf, -torch.inf):  # one number among finite ones
+        assert Trajectory.of([u, torch.tensor([[[1.0], [bad]]])]).status is Status.DIVERGED
     mask = torch.tensor([[True, False]])
     garbled = torch.tensor([[[1.0], [torch.nan]]])
     assert Trajectory.of([u, garbled], mask).status is Status.FINISHED  # padding may hold anything
