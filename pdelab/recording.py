@@ -3,6 +3,7 @@
     rec = record(model, inputs)
     rec.trajectory            u_0, …, u_L, the stream before the first layer and after each one
     rec.stages[l]             the summands of u_{l+1} − u_l: their symbols, what they add, and the stream around them
+    rec.again(others)         the recording of other inputs, in one run of the model
     rec.rewrite(write)        the model's output with another stream
     rec.layer(l)              u ↦ u⁺, layer l alone, differentiable
 
@@ -176,6 +177,7 @@ class Recording:
     _blocks: tuple[_Block, ...]
     _writes: tuple[_Writes, ...]
     _read: Callable[..., tuple[tuple[Stage, ...], _Writes]]  # how layers were read
+    _unread: tuple[str, ...]  # the notes on layers that were not
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -225,7 +227,12 @@ class Recording:
             return _traced(block, u, change)[1]
 
     def again(self, inputs: Any = None, *, model: nn.Module | None = None, mask: Mask | None = None) -> "Recording":
-        """The recording of other inputs, or of another model of the same architecture, with the symbols found here."""
+        """The recording of other inputs, or of another model of the same architecture, with the symbols found here.
+
+        It takes one run, in which the layers are watched; one that writes elsewhere than it did runs again by itself.
+        """
+        if not self._blocks:
+            raise ValueError("no layer is known, as the first one diverged; record inputs on which it does not")
         model = self.model if model is None else _unwrapped(instance("model", model, nn.Module))
         given = self._inputs if inputs is None else _arguments(model, inputs)
         mask = self.trajectory.mask if mask is None and inputs is None else mask
@@ -234,7 +241,7 @@ class Recording:
             raise ValueError(f"model must have the layers that were recorded; it has no {missing[0]}")
         blocks = [_Block(b.name, modules[b.name], b.number, b.where, b.added) for b in self._blocks]
         with left_as_it_was(model):
-            return _recorded(model, blocks, given, mask, lambda stages: stages, self._read, self._writes)
+            return _recorded(model, blocks, given, mask, lambda stages: stages, self._read, self._unread, known=self)
 
     @torch.no_grad()
     def rewrite(
@@ -377,8 +384,9 @@ def record(
     whole: take each as one stage, where layers are found and not their branches.
     keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
     A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
-    at the tokens of another network is R. The model runs in evaluation mode, some eight times; it is afterwards what it
-    was, also if something fails, but for plain attributes that it changes by itself, a counter of calls for one.
+    at the tokens of another network is R. The model runs in evaluation mode, some eight times, and once more where
+    `again` is given other inputs; it is afterwards what it was, also if something fails, but for plain attributes that
+    it changes by itself, a counter of calls for one.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> rec = record(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 8))
@@ -392,9 +400,8 @@ def record(
     args, kwargs = _arguments(model, inputs)
 
     with left_as_it_was(model):
-        found, notes = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
-        rec = _recorded(model, found, (args, kwargs), mask, keep, _whole if whole else _read)
-    return replace(rec, notes=(*notes, *rec.notes))
+        found, unread = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
+        return _recorded(model, found, (args, kwargs), mask, keep, _whole if whole else _read, unread)
 
 
 def _recorded(
@@ -404,9 +411,10 @@ def _recorded(
     mask: Mask | None,
     keep: Callable[[tuple[Stage, ...]], Any],
     read: Callable[..., tuple[tuple[Stage, ...], _Writes]],
-    known: Sequence[_Writes] | None = None,
+    unread: tuple[str, ...],
+    known: Recording | None = None,
 ) -> Recording:
-    """The recording of these layers; `known`: how they write, if that was measured before."""
+    """The recording of these layers; `known`: one in which they were measured before."""
     args, kwargs = inputs
     with padding_seen(found[0].module, model) as seen:
         found, written, output = _captured(
@@ -414,15 +422,18 @@ def _recorded(
         )
     mask, notes = _mask(mask, model, inputs, found[0].u, seen)
     _check(found, mask)
+    if known is None or _kinds(found[0]) != _kinds(known._blocks[0]):
+        _check_alone(found[0])
     trajectory = Trajectory.of([*(block.u for block in found), found[-1].out], mask)
     found = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
     stages, ways = [], []
-    for block, how, writes in zip(found, known or [None] * len(found), written, strict=False):
-        row, how = read(block, mask, how, writes)
+    for number, block in enumerate(found):
+        row, how = read(block, mask, *(() if known is None else (known._writes[number], written[number])))
         stages.append(keep(row))
         ways.append(how)
-    names = tuple(block.name for block in found)
-    return Recording(model, names, trajectory, tuple(stages), output, inputs, tuple(found), tuple(ways), read, notes)
+    names, notes = tuple(block.name for block in found), (*unread, *notes)
+    found, stages, ways = tuple(found), tuple(stages), tuple(ways)
+    return Recording(model, names, trajectory, stages, output, inputs, found, ways, read, unread, notes)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -589,7 +600,7 @@ def _mask(
 
 
 def _check(found: list[_Block], mask: Mask | None) -> None:
-    """Refuse layers between which something happens, examples that touch each other, and tokens that are alone."""
+    """Refuse layers between which something happens, and tokens that are alone."""
     first = found[0]
     if not first.u.numel():
         raise ValueError(f"inputs must not be empty; the first layer gets {described(first.u)}")
@@ -605,6 +616,16 @@ def _check(found: list[_Block], mask: Mask | None) -> None:
                 f"between {before.name} and {after.name} something else changes the stream; move it into a module, or "
                 "give blocks that follow each other"
             )
+
+
+def _kinds(block: _Block) -> tuple[dict[int | str, type], bool]:
+    """Of what type the layer's arguments are, and whether it has examples that could touch each other."""
+    arguments = (*enumerate(block.args), *block.kwargs.items())
+    return {place: type(x) for place, x in arguments}, len(block.u) > 1
+
+
+def _check_alone(first: _Block) -> None:
+    """Refuse a layer that does not give again what it gave, and examples that touch each other."""
     if first.out.isfinite().all():
         _check_again(first, first(first.u))
     others = torch.arange(len(first.u), device=first.u.device) % 2 == 1

@@ -354,10 +354,10 @@ class Tracer(TorchDispatchMode):
         self.sums: dict[Name, tuple[tuple[Name, Tensor, float], ...]] = {}
         self.makers: dict[Name, str] = {}
 
-    def copy(self, x: Tensor, name: Name | None = None) -> Tensor:
-        """What x holds, the same copy each time; under another name if x is about to have it, or held it."""
-        name = name or name_of(x)
-        if name not in self.copies:
+    def copy(self, x: Tensor) -> Tensor:
+        """What x holds: the copy that is there, if it still holds that, as not every change in place is counted."""
+        name = name_of(x)
+        if name not in self.copies or not self.copies[name].equal(x):
             self.alive.append(x)
             self.copies[name] = x.clone()
         return self.copies[name]
@@ -459,8 +459,8 @@ class Tracer(TorchDispatchMode):
         elif on[1] and sign == 1.0:
             write = Write(self.place, "add", names[1], other, out, kept, names[0])
         else:
-            self.alive += [kept, other, out, one]
             if kept.numel() == other.numel():
+                self.alive += [kept, other, out, one]
                 self.sums[name_of(out, in_place)] = ((names[0], kept, 1.0), (names[1], other, sign))
             return out
         return self._wrote(write, out, in_place, kept, other)
@@ -484,7 +484,8 @@ class Tracer(TorchDispatchMode):
         self.alive += [out, *kept]
         self.inside += 1  # what is computed here is no operation of the layer
         try:
-            write.before, write.after = self.copy(write.before, write.parent), out.clone()
+            before = self.copies.get(write.parent)
+            write.before, write.after = write.before.clone() if before is None else before, out.clone()
             write.added = None if write.added is None else write.added.clone()
             new = None if self.change is None else self.change(write, self)
         finally:
@@ -505,24 +506,20 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def listening(self, block: nn.Module) -> Iterator[None]:
         """Hear the modules inside the layer: who made which branch, and norms that are written by hand."""
-        stack: list[tuple[Tensor | None, Name | None, bool]] = []
+        norms: list[tuple[Tensor | None, Name | None]] = []  # what those that run were given, if it is one tensor
 
-        def begin(feature: bool):
-            def hook(module, args, kwargs):
-                given = list(tensors((args, kwargs)))
-                pointwise = len(given) == 1 and feature
-                stack.append((given[0], name_of(given[0]), pointwise) if given else (None, None, False))
-                self.inside += pointwise
+        def begin(module, args, kwargs):
+            given = list(tensors((args, kwargs)))
+            norms.append((given[0], name_of(given[0])) if len(given) == 1 else (None, None))
+            self.inside += len(given) == 1
 
-            return hook
-
-        def end(prefix: str, weighted: bool):
+        def end(prefix: str, feature: bool, weighted: bool):
             def hook(module, args, kwargs, out):
-                (u, name, pointwise), made = stack.pop(), next(tensors(out), None)
-                self.inside -= pointwise
+                (u, name), made = norms.pop() if feature else (None, None), next(tensors(out), None)
+                self.inside -= u is not None
                 if not self.active or self.inside or made is None:
                     return None
-                if pointwise and name in self.stream and made.shape == u.shape and name_of(made) != name:
+                if name in self.stream and made.shape == u.shape and name_of(made) != name:
                     write = Write(self.place, "norm", name, u, made, maker=prefix)
                     new = self._wrote(write, made, False, u)
                     return None if new is made else with_first(out, new)
@@ -538,8 +535,9 @@ class Tracer(TorchDispatchMode):
                 if module is block:
                     continue
                 feature, weighted = _per_feature(module), any(True for _ in module.parameters())
-                hooks.callback(module.register_forward_pre_hook(begin(feature), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(end(name, weighted), with_kwargs=True).remove)
+                if feature:
+                    hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(end(name, feature, weighted), with_kwargs=True).remove)
             yield
 
 

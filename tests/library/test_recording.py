@@ -3,6 +3,9 @@
 import copy
 import inspect
 import re
+from collections import Counter
+from contextlib import contextmanager
+from functools import wraps
 from itertools import groupby, pairwise
 
 import pytest
@@ -10,11 +13,13 @@ import torch
 import transformers as hf
 from architectures import GPT, GROUPED, MODELS, SMALL, WORDS, tokens
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from pdelab.integrators import Euler, LieEuler
 from pdelab.recording import Unreadable, record
 from pdelab.status import Status
+from pdelab.watching import tensors
 
 WIDTH = 8
 
@@ -908,6 +913,7 @@ class TestLeftAsItWas:
         assert after[2] == before[2]
         assert torch.backends.mha.get_fastpath_enabled()
         assert torch.is_grad_enabled()
+        assert not _get_current_dispatch_mode_stack()
         assert model.eval()(states()).equal(output)
 
     def model(self) -> nn.Module:
@@ -932,6 +938,7 @@ class TestLeftAsItWas:
         output = copy.deepcopy(model).eval()(states())
         before = self.everything(model)
         rec = record(model, states())
+        rec.again(states().flip(0))
         rec.rewrite(lambda at, u, delta: u)
         rec.gradients(torch.sum)
         assert all(p.grad.equal(torch.ones_like(p)) for p in model.parameters())
@@ -956,6 +963,22 @@ class TestLeftAsItWas:
         del model.layers[2].react.forward
         assert count[0] == call
         self.check(model, before, output)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    def test_after_an_interruption_of_another_recording(self, error):
+        model = self.model()
+        output = copy.deepcopy(model).eval()(states())
+        rec, before = record(model, states()), self.everything(model)
+
+        def failing(*args):
+            raise error
+
+        model.layers[2].react.forward = failing
+        with pytest.raises(error):
+            rec.again(states().flip(0))
+        del model.layers[2].react.forward
+        self.check(model, before, output)
+        assert rec.again().output.equal(output)
 
 
 class TestUnreadable:
@@ -1193,23 +1216,200 @@ def test_stages_can_be_reduced_while_they_are_recorded():
         rec.budget()
 
 
-def test_other_inputs_and_another_model_are_recorded_with_the_same_symbols():
-    model, other = Stack(Parallel), Stack(Parallel)
-    with torch.no_grad():
-        other.layers[0].mix.qkv.weight.mul_(2)
-    rec = record(model, states())
-    for again, fresh in (
-        (rec.again(states().flip(0)), record(model, states().flip(0))),
-        (rec.again(model=other), record(other, states())),
-    ):
-        assert again.scheme == fresh.scheme == "A+R"
-        assert again.trajectory.final.equal(fresh.trajectory.final)
-        assert all(
-            x.delta.equal(y.delta)
-            for a, b in zip(again.stages, fresh.stages, strict=True)
-            for x, y in zip(a, b, strict=True)
-        )
-        assert [s.causal for s in again.stages[0]] == [s.causal for s in fresh.stages[0]]
+def check_same(one, other) -> None:
+    """Two recordings are the same, to the last bit."""
+    assert (one.scheme, one.names, one.notes) == (other.scheme, other.names, other.notes)
+    assert one.trajectory.status == other.trajectory.status
+    pairs = [*zip(one.trajectory.states, other.trajectory.states, strict=True)]
+    pairs += zip(tensors(one.output), tensors(other.output), strict=True)
+    for row, like in zip(one.stages, other.stages, strict=True):
+        assert [(s.symbol, s.name, s.causal) for s in row] == [(s.symbol, s.name, s.causal) for s in like]
+        pairs += [(getattr(s, x), getattr(t, x)) for s, t in zip(row, like, strict=True) for x in FIELDS]
+    assert all(torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in pairs)
+
+
+FIELDS = ("before", "after", "delta")
+
+
+def changed(inputs):
+    """Other inputs of the same kind: examples and tokens in another order."""
+    if isinstance(inputs, dict):
+        return {name: changed(x) for name, x in inputs.items()}
+    return inputs.flip(0).flip(1)
+
+
+@contextmanager
+def runs_of(model: nn.Module, names):
+    """How often the model and its layers run, also where only their `forward` is called."""
+    modules, count = dict(model.named_modules()), Counter()
+
+    def counted(name, forward):
+        @wraps(forward)
+        def run(*args, **kwargs):
+            count[name] += 1
+            return forward(*args, **kwargs)
+
+        return run
+
+    names = ("", *dict.fromkeys(names))
+    for name in names:
+        modules[name].forward = counted(name, modules[name].forward)
+    yield count
+    for name in names:
+        del modules[name].forward
+
+
+class Alternating(Stack):
+    """A layer that works in place overwrites what the one before it gave."""
+
+    def __init__(self):
+        super().__init__(Pre)
+        self.layers[1], self.layers[3] = InPlace(), SecondInPlace()
+
+
+class Hesitating(Block):
+    """Adds a branch more where it is told to."""
+
+    def forward(self, u, more):
+        v = u + self.mix(self.one(u))
+        v = v + self.react(u) if more else v
+        return v + self.react(self.two(v))
+
+
+class Split(Block):
+    """Adds a sum of two branches where it is told to, else one."""
+
+    def forward(self, u, more):
+        mixed, reacted = self.mix(u), self.react(u)
+        return u + (mixed + reacted if more else reacted)
+
+
+class TestAgain:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_one_run_of_other_peoples_architectures_gives_what_record_gives(self, name):
+        torch.manual_seed(0)
+        model, inputs = MODELS[name][0]()
+        rec, other = record(model, inputs), changed(inputs)
+        with runs_of(model, rec.names) as count:
+            found = rec.again(other)
+        assert count == Counter(("", *rec.names))
+        check_same(found, record(model, other))
+        check_same(rec.again(inputs), rec)
+        check_sums(found)
+
+    @pytest.mark.parametrize("kind", [*OWN, Adapter, AddModule, ScaledSum], ids=lambda kind: kind.__name__)
+    def test_of_every_kind_of_layer_too(self, kind):
+        model, other = Stack(kind), Stack(kind)
+        with torch.no_grad():
+            other.embed.weight.mul_(2)
+            other.layers[0].mix.qkv.weight.mul_(2)
+        rec = record(model, states())
+        with runs_of(model, rec.names) as count:
+            found = rec.again(changed(states()))
+        assert set(count.values()) == {1}
+        check_same(found, record(model, changed(states())))
+        check_same(rec.again(model=other), record(other, states()))
+        assert found.layer(2)(found.trajectory.states[2]).equal(found.trajectory.states[3])
+        assert found.rewrite(lambda at, u, delta: None).equal(found.output)
+
+    @pytest.mark.parametrize(
+        ("model", "whole"),
+        [
+            (Stack(Plain), True),
+            (Stack(InPlace), True),
+            (Stack(Pre, shared=True), False),
+            (Alternating(), False),
+            (Outside(), False),
+            (Outside(mixed=False), False),
+            (Beside(2, 3), False),
+            (Stack(Post).bfloat16(), False),
+        ],
+    )
+    def test_of_stacks_that_are_whole_shared_in_place_added_outside_or_beside_others(self, model, whole):
+        x = states(dtype=next(model.parameters()).dtype)
+        rec = record(model, x, whole=whole)
+        with runs_of(model, rec.names) as count:
+            found = rec.again(changed(x))
+        assert count == Counter(("", *rec.names))
+        check_same(found, record(model, changed(x), whole=whole))
+        check_sums(found)
+        assert x.equal(states(dtype=x.dtype))
+
+    @pytest.mark.parametrize(("kind", "first"), [(Hesitating, True), (Hesitating, False), (Split, True)])
+    def test_a_layer_that_writes_elsewhere_is_measured_anew(self, kind, first):
+        model, yes, no = Stack(kind), (states(), torch.tensor(first)), (states(), torch.tensor(not first))
+        rec = record(model, yes)
+        found = rec.again(no)
+        assert found.scheme != rec.scheme
+        check_same(found, record(model, no))
+
+    def test_the_parts_of_a_layer_still_have_to_sum_to_its_step(self):
+        class Hiding(Pre):
+            def forward(self, u, hide):
+                u = super().forward(u)
+                if hide:
+                    u.data.mul_(1.0001)  # unseen by whoever counts changes
+                return u
+
+        rec = record(Stack(Hiding), (states(), torch.tensor(False)))
+        with pytest.raises(Unreadable, match=r"the branches of layers\.0 miss its step by .*; take each layer as one"):
+            rec.again((states(), torch.tensor(True)))
+
+    def test_up_to_where_it_diverges(self):
+        model, large = Stack(Pre), Stack(Pre)
+        with torch.no_grad():
+            for layer in (2, 0):
+                large.layers[layer].react[2].weight.fill_(1e38)
+                large.layers[layer].react[2].bias.fill_(3e38)
+                fresh = record(large, states())
+                found = record(model, states()).again(model=large)
+                assert found.trajectory.status is Status.DIVERGED
+                assert len(found.stages) == layer
+                check_same(found, fresh)
+        with pytest.raises(ValueError, match="the first one diverged; record inputs on which it does not"):
+            found.again(states())
+
+    def test_masks_of_the_inputs_are_theirs(self):
+        mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
+        model = Stack(Pre)
+        rec = record(model, (states(), mask), mask=mask)
+        assert rec.again().trajectory.mask.equal(mask)
+        other = mask.flip(0)
+        check_same(rec.again((states(), other), mask=other), record(model, (states(), other), mask=other))
+
+    def test_more_examples_than_were_seen_are_looked_at(self):
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        rec = record(model, states(batch=3)[:, :1].transpose(0, 1))  # one example of three tokens, of which none mix
+        with pytest.raises(Unreadable, match="examples of a batch change each other"):
+            rec.again(states())
+
+    def test_a_layer_that_is_called_in_another_way_is_run_again_to_see_whether_it_keeps_a_state(self):
+        class Remembering(Pre):
+            def forward(self, u, cache):
+                seen = [] if cache is None else cache
+                seen.append(self.one(u))
+                u = u + self.mix(torch.cat(seen[-2:], dim=1))[:, -u.shape[1] :]
+                return u + self.react(self.two(u))
+
+        class Decoder(Stack):
+            def forward(self, x, remember=None):
+                u = self.embed(x)
+                for layer in self.layers:
+                    u = layer(u, None if remember is None else [])
+                return self.head(u)
+
+        rec = record(Decoder(Remembering), states())
+        with pytest.raises(Unreadable, match=r"layers\.0 gives another output when it is run again by itself"):
+            rec.again((states(), torch.ones(1)))
+
+    def test_a_hook_that_changes_a_layer_of_another_model_is_named(self):
+        rec = record(Stack(Pre), states())
+        for change in (lambda out: out + 1.0, lambda out: out + torch.ones_like(out), lambda out: out.mul_(2)):
+            model = Stack(Pre)
+            model.layers[1].register_forward_hook(lambda module, args, out, change=change: change(out))
+            with pytest.raises(Unreadable, match="hook"):
+                rec.again(model=model)
 
 
 def test_an_encoder_of_an_encoder_decoder_can_be_chosen():
