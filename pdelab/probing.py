@@ -215,7 +215,11 @@ def _shape(run: Run, rec: Recording, layer: int, real: Mask) -> None:
     run.add(layer, "non-uniformity, usual tokens", [_nonuniformity(after, usual)])
     run.add(layer, "dimension", [effective_dimension(precise(after)[real]).item()] if real.sum() > 2 else [math.nan])
     f, u = _layer(rec, layer), precise(rec.trajectory.states[layer])
-    run.add(layer, "towards the mean", [growth_towards_mean(lambda v: f(v) - v, u, mask).median().item()])
+
+    def step(v: Field) -> Field:
+        return (precise(after) if v.equal(u) else f(v)) - v  # at u the layer has run
+
+    run.add(layer, "towards the mean", [growth_towards_mean(step, u, mask).median().item()])
 
 
 def _nonuniformity(u: Field, real: Mask) -> float:

@@ -725,13 +725,12 @@ def _symbols(block: _Block, writes: Sequence[Write], number: int, mask: Mask | N
     answers = partial(_answers, block, writes, number)
     halves = _halves(block.u, mask)
     for point in range(number, -1, -1):
-        found = answers(point, halves[0][0])
-        if any(not x.equal(y) for x, y in zip(found, plain, strict=True)):
+        first = answers(point, halves[0][0])
+        if any(not x.equal(y) for x, y in zip(first, plain, strict=True)):
             break
 
     mixing = [False] * len(plain)
-    for nudged, others in halves:
-        found = answers(point, nudged)
+    for (_, others), found in zip(halves, (first, answers(point, halves[1][0])), strict=True):
         mixing = [m or _moved(x, y, others) for m, x, y in zip(mixing, found, plain, strict=True)]
     ahead = [False] * len(plain)
     for later, earlier in _later(block.u, mask) if any(mixing) else ():

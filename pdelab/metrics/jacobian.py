@@ -2,15 +2,14 @@
 
 f is any function of a field that treats the examples of a batch apart and gives a field of the same shape: a Term, a
 MasterEquation, or a layer. A Term or an equation gets the mask too; any other function is called as f(u) and must heed
-padding by itself. Attention runs in plain matrix products here: fused kernels have no forward derivative.
+padding by itself. Attention runs in plain matrix products here: fused kernels have no second derivative.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
-from torch.func import jacrev, jvp, vjp, vmap
+from torch.func import jacrev, vmap
 
 from pdelab.equation import Layered, MasterEquation
 from pdelab.field import Field, Mask, all_true, check_field, same_shape
@@ -36,7 +35,8 @@ def jacobian(f: Map, u: Field, mask: Mask | None = None) -> Tensor:
     real = real_places(u, mask)
 
     def one(example: Tensor, real: Tensor) -> Tensor:
-        return _backward(f, example.unsqueeze(0), None if mask is None else real.unsqueeze(0)).squeeze(0)
+        value = evaluated(f, example.unsqueeze(0), None if mask is None else real.unsqueeze(0))
+        return _depending(value, value.requires_grad).squeeze(0)
 
     with unfused():
         return vmap(jacrev(one))(u, real).detach()
@@ -70,9 +70,8 @@ def logarithmic_norm(
     steps, seed = whole("steps", steps), seed_of(seed)
     u = check_field(u, mask=mask).detach()
     if method == "lanczos" or (method == "auto" and u[0].numel() > DENSE):
-        with unfused():
-            push, pull = _products(f, u, mask)
-            return _largest(lambda v: (push(v) + pull(v)) / 2, _start(u, mask, seed), steps)
+        push, pull = products(f, u, mask)
+        return _largest(lambda v: (push(v) + pull(v)) / 2, _start(u, mask, seed), steps)
     J = precise(jacobian(f, u, mask)).reshape(len(u), u[0].numel(), u[0].numel())
     J = (J + J.transpose(1, 2)) / 2
     if mask is not None:  # padding gets an eigenvalue below all others
@@ -83,14 +82,13 @@ def logarithmic_norm(
 
 
 def derivative(f: Map, u: Field, direction: Field, mask: Mask | None = None) -> Field:
-    """f'(u) v, the change of f along v, by forward differentiation: (batch, token, feature).
+    """f'(u) v, the change of f along v: (batch, token, feature).
 
     A constant map is refused as by `jacobian`.
     """
     u, direction = check_field(u, mask=mask), check_field(direction, "direction", mask=mask)
     same_shape(direction, u, "direction")
-    with unfused():
-        return jvp(lambda v: _forward(f, v, mask), (u.detach(),), (direction.detach(),))[1].detach()
+    return _linear(f, u, mask)[0](direction)
 
 
 def lipschitz(
@@ -110,13 +108,12 @@ def lipschitz(
     steps, seed = whole("steps", steps), seed_of(seed)
     u = check_field(u, mask=mask).detach()
     direction = _unit(_start(u, mask, seed))
-    with unfused():
-        push, pull = _products(f, u, mask)
-        if method == "lanczos":
-            return _largest(lambda v: pull(push(v)), direction, steps).clamp(min=0).sqrt()
-        for _ in range(steps):
-            direction = _unit(pull(push(direction)))
-        return torch.stack([norm(example) for example in push(direction)])
+    push, pull = products(f, u, mask)
+    if method == "lanczos":
+        return _largest(lambda v: pull(push(v)), direction, steps).clamp(min=0).sqrt()
+    for _ in range(steps):
+        direction = _unit(pull(push(direction)))
+    return torch.stack([norm(example) for example in push(direction)])
 
 
 def random_growth(f: Map, u: Field, mask: Mask | None = None, *, draws: int = 8, seed: int = 0) -> Tensor:
@@ -130,8 +127,9 @@ def random_growth(f: Map, u: Field, mask: Mask | None = None, *, draws: int = 8,
     """
     draws, seed = whole("draws", draws), seed_of(seed)
     u = check_field(u, mask=mask).detach()
+    push = products(f, u, mask)[0]
     directions = (_unit(_start(u, mask, seed, draw)) for draw in range(draws))
-    return torch.stack([_size(_pushed(f, u, v, mask)).flatten() for v in directions])
+    return torch.stack([_size(push(v)).flatten() for v in directions])
 
 
 def _start(u: Field, mask: Mask | None, seed: int, draw: int = 0) -> Field:
@@ -140,18 +138,33 @@ def _start(u: Field, mask: Mask | None, seed: int, draw: int = 0) -> Field:
     return keep_real(precise(torch.randn(u.shape, generator=generator, dtype=torch.float64).to(u)), mask)
 
 
-def _products(f: Map, u: Field, mask: Mask | None) -> tuple[Map, Map]:
-    """v ↦ Jv and v ↦ Jᵀv at the real tokens, in float32 at least: two runs of f each, and no Jacobian."""
-    back = vjp(lambda v: _backward(f, v, mask), u)[1]
+def products(f: Map, u: Field, mask: Mask | None = None) -> tuple[Map, Map]:
+    """v ↦ Jv and v ↦ Jᵀv at the real tokens, in float32 at least, without the Jacobian J."""
+    push, pull = _linear(f, u, mask)
 
-    def pull(v: Field) -> Field:
-        return keep_real(precise(back(v.to(u.dtype))[0].detach()), mask)
+    def at_real_tokens(product: Map) -> Map:
+        return lambda v: keep_real(precise(product(v.to(u.dtype))), mask)
 
-    return lambda v: _pushed(f, u, v, mask), pull
+    return at_real_tokens(push), at_real_tokens(pull)
 
 
-def _pushed(f: Map, u: Field, v: Field, mask: Mask | None) -> Field:
-    return keep_real(precise(derivative(f, u, v.to(u.dtype), mask)), mask)
+def _linear(f: Map, u: Field, mask: Mask | None) -> tuple[Map, Map]:
+    """v ↦ Jv and w ↦ Jᵀw. f runs once; as w ↦ Jᵀw is linear, backpropagation through it along v gives Jv."""
+    with torch.enable_grad(), unfused():
+        u = u.detach().clone().requires_grad_()
+        value = evaluated(f, u.clone(), mask)  # f may change it in place
+        value = _depending(value, value.requires_grad)
+        w = torch.zeros_like(value, requires_grad=True)
+        (back,) = torch.autograd.grad(value, u, w, create_graph=True, allow_unused=True)
+        back = _depending(back, back is not None) + 0 * w  # also where it is zero, as that of rounding is
+
+    def pull(w: Field) -> Field:
+        return torch.autograd.grad(value, u, w, retain_graph=True)[0]
+
+    def push(v: Field) -> Field:
+        return torch.autograd.grad(back, w, v, retain_graph=True)[0]
+
+    return push, pull
 
 
 def _largest(product: Map, start: Field, steps: int) -> Tensor:
@@ -185,18 +198,6 @@ def evaluated(f: Map, u: Field, mask: Mask | None = None) -> Field:
     if mask is not None and isinstance(f, Term | MasterEquation | Layered):
         return f(u, 0.0, mask)
     return same_shape(function("f", f)(u), u)
-
-
-def _backward(f: Map, u: Field, mask: Mask | None) -> Field:
-    """f(u) inside of vjp or jacrev, which would take for constant whatever hides how it comes from u."""
-    value = evaluated(f, u, mask)
-    return _depending(value, value.requires_grad)
-
-
-def _forward(f: Map, u: Field, mask: Mask | None) -> Field:
-    """f(u) inside of jvp, likewise."""
-    value = evaluated(f, u, mask)
-    return _depending(value, unpack_dual(value).tangent is not None)
 
 
 def _depending(value: Field, depends: bool) -> Field:
