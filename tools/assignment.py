@@ -15,14 +15,17 @@ import copy
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import handout
 import nbformat
 import yaml
 from exercises import ROOT, SAYS
-from grading.judge import Judge, Worker
+from grading import checking, isolation
 from grading.kit import Exercise, Kit, make
+from grading.process import Worker
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 from plain import pages, plain, title
 
@@ -93,28 +96,60 @@ def _code(source: str, tag: str):
 # For other graders
 
 
+def _parts(cells: list, kit: Kit) -> Iterator[tuple[Exercise | None, str, Any]]:
+    """(exercise, part, cell) of a solved sheet: question, starter, answer, check or words; setup is of no exercise."""
+    marks, one = {f"<!-- {exercise.label} -->": exercise for exercise in kit.exercises}, None
+    for cell in cells:
+        tags = cell.metadata.get("tags", [])
+        starts = marks.get(cell.source.partition("\n")[0])
+        one = starts or (None if "setup" in tags else one)
+        tagged = [tag for tag in ("starter", "answer", "check") if tag in tags]
+        yield one, "question" if starts else "".join(tagged) or "words", cell
+
+
 def for_nbgrader(kit: Kit) -> nbformat.NotebookNode:
     """Solutions between nbgrader's marks; answers, checks and words with its metadata (schema 3)."""
     made = notebook(kit, solved=True)
-    exercises, one = {f"<!-- {exercise.label} -->": exercise for exercise in kit.exercises}, None
-    for number, cell in enumerate(made.cells):
-        tags = cell.metadata.get("tags", [])
-        starts = exercises.get(cell.source.partition("\n")[0])
-        one = starts or one
-        if starts or "setup" in tags or one is None:
+    for number, (one, part, cell) in enumerate(_parts(made.cells, kit)):
+        if one is None or part in ("question", "starter"):
             continue
         mark = {"schema_version": 3, "grade": False, "solution": False, "locked": False, "task": False}
         mark["grade_id"] = f"{one.label}-{number}"
-        if "answer" in tags:
+        if part == "answer":
             cell.source = _marked(one, "### BEGIN SOLUTION", "### END SOLUTION")
             mark["solution"] = True
-        elif "check" in tags:
+        elif part == "check":
             mark |= {"grade": True, "locked": True, "points": one.points / len(one.checks)}
-        elif cell.cell_type == "markdown":
-            mark |= {"grade": True, "solution": True, "points": 0 if one.coded else one.points}
         else:
-            continue
+            mark |= {"grade": True, "solution": True, "points": 0 if one.coded else one.points}
         cell.metadata["nbgrader"] = mark
+    return made
+
+
+def for_otter(kit: Kit) -> nbformat.NotebookNode:
+    """A master notebook for otter assign: raw cells around question, solution and tests."""
+    made, asked = notebook(kit, solved=True), None  # and the exercise whose question is open
+    cells = [_raw("ASSIGNMENT CONFIG", {"name": kit.name, "tests": {"ok_format": False}})]
+    for one, part, cell in _parts(made.cells, kit):
+        beside = part == "words" and (one is None or one.coded)  # words beside code, which otter does not grade
+        if asked and (part == "question" or beside):
+            cells.append(_raw("END QUESTION"))
+            asked = None
+        if part == "question":
+            asked = one
+            config = {"name": one.label, "points": one.points} | ({} if one.coded else {"manual": True})
+            cells += [_raw("BEGIN QUESTION", config), cell]
+        elif part == "check":
+            cells += [_raw("BEGIN TESTS"), _tested(one, cell), _raw("END TESTS")]
+        elif part == "starter" or beside:
+            cells.append(cell)
+        else:
+            if part == "answer":
+                cell.source = _marked(one, "# BEGIN SOLUTION", "# END SOLUTION")
+            cells += [_raw("BEGIN SOLUTION"), cell, _raw("END SOLUTION")]
+    made.cells = [*cells, *([_raw("END QUESTION")] if asked else [])]
+    for number, cell in enumerate(made.cells):
+        cell["id"] = f"cell-{number:03d}"
     return made
 
 
@@ -130,38 +165,6 @@ def _marked(exercise: Exercise, begin: str, end: str) -> str:
             indent + end,
         ]
     return "\n".join(lines)
-
-
-def for_otter(kit: Kit) -> nbformat.NotebookNode:
-    """A master notebook for otter assign: raw cells around question, solution and tests."""
-    config = {"name": kit.name, "tests": {"ok_format": False}}
-    made, one, cells = notebook(kit, solved=True), None, [_raw("ASSIGNMENT CONFIG", config)]
-    exercises = {f"<!-- {exercise.label} -->": exercise for exercise in kit.exercises}
-    for cell in made.cells:
-        tags = cell.metadata.get("tags", [])
-        starts = exercises.get(cell.source.partition("\n")[0])
-        if one and (starts or "setup" in tags):
-            cells.append(_raw("END QUESTION"))
-            one = None
-        if starts:
-            one = starts
-            config = {"name": one.label, "points": one.points} | ({} if one.coded else {"manual": True})
-            cells += [_raw("BEGIN QUESTION", config), cell]
-        elif one is None or "starter" in tags:
-            cells.append(cell)
-        elif one.coded and cell.cell_type == "markdown":  # words beside the code, which otter does not grade
-            cells += [_raw("END QUESTION"), cell]
-            one = None
-        elif "check" in tags:
-            cells += [_raw("BEGIN TESTS"), _tested(one, cell), _raw("END TESTS")]
-        else:
-            if "answer" in tags:
-                cell.source = _marked(one, "# BEGIN SOLUTION", "# END SOLUTION")
-            cells += [_raw("BEGIN SOLUTION"), cell, _raw("END SOLUTION")]
-    made.cells = [*cells, *([_raw("END QUESTION")] if one else [])]
-    for number, cell in enumerate(made.cells):
-        cell["id"] = f"cell-{number:03d}"
-    return made
 
 
 def _raw(begin: str, config: dict | None = None):
@@ -185,33 +188,35 @@ def name(text: str) -> str:
 
 def tried(kit: Kit) -> None:
     """The private solutions pass their checks as they will be graded, and each wrong answer hears its words."""
-    judge = Judge(kit, "secret")
     for exercise in (one for one in kit.exercises if one.coded and one.chapter not in pages()):
         try:
-            fault = _fault(exercise, judge)
+            fault = _fault(exercise)
         except Exception as error:  # of the setup, or of the inputs
             fault = f"{type(error).__name__}: {error}"
         if fault:
             raise ValueError(f"{exercise.chapter}.md, exercise {exercise.label}: {fault}")
 
 
-def _fault(exercise: Exercise, judge: Judge) -> str:
+def _fault(exercise: Exercise) -> str:
     """What is wrong with an exercise, in words; none where its answers are judged as they should be."""
     answer = "\n\n".join(exercise.solutions)
     wrong = [(one.partition("\n")[0].removeprefix(SAYS).strip(), f"{answer}\n\n{one}") for one in exercise.wrong]
-    judge._setup(exercise)
-    for words, source in [("", answer), *wrong]:
-        worker = Worker(judge.hidden)
-        try:
+    checking.setup(exercise)  # here first, where its error has words
+    worker = Worker(isolation.hidden())
+    try:
+        for words, source in [("", answer), *wrong]:
+            if not worker.alive:  # the answer before did not end
+                worker.close()
+                worker = Worker(isolation.hidden())
             worker.begin(exercise.chapter, exercise.setup, [(1, source)])
-            passed, said = judge._checked(exercise, worker)
+            passed, said = checking.checked(exercise, worker)
             if passed == bool(words) or words not in said:
                 what = f"the wrong answer that says {words!r}" if words else "the solution"
                 return f"the check says of {what}: {said}"
-            if exercise.inputs and not words and judge._drawn(exercise, worker):
+            if exercise.inputs and not words and checking.compared(exercise, worker, "secret"):
                 return "the solution fails on drawn inputs"
-        finally:
-            worker.close()
+    finally:
+        worker.close()
     return ""
 
 

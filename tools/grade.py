@@ -22,14 +22,22 @@ from pathlib import Path
 
 from assignment import FOLDER
 from exercises import ROOT
-from grading import isolation, report
-from grading.judge import CannotStart, Judge, Outcome
+from grading import isolation, report, tables
+from grading import marks as marking
+from grading.gradebook import fill
+from grading.inbox import entries, read_class
+from grading.judge import Judge, Outcome
 from grading.kit import Kit
-from grading.submissions import Submission, entries, read_class
+from grading.marks import Marks
+from grading.process import CannotStart
+from grading.submissions import Submission
+from grading.tables import Style
 from tqdm import tqdm
 
 import pdelab
 from pdelab.files import write_atomically
+
+NAMED = 5  # of the students who handed in nothing
 
 
 def secret_of(folder: Path) -> str:
@@ -89,24 +97,19 @@ class Results:
 def grade(kit: Kit, place: Path, out: Path, *, marks: Path | None = None, gradebook: Path | None = None) -> list[str]:
     """Grade the class and write everything; gives back lines to print at the end."""
     if gradebook:  # whether it has the column is told now, and not when all is graded
-        report.fill(report.decoded(gradebook.read_bytes())[0], kit, {}, {})
+        fill(tables.decoded(gradebook.read_bytes())[0], kit, {}, {})
+
     secret = secret_of(out)
     hidden = [place, out, *map(Path, filter(None, (marks, gradebook, kit.private)))]
     found = judged(kit, place, Judge(kit, secret, hidden), Records(out / "records", kit, secret))
 
     keys = keys_of(kit, found, secret)
-    given, style = {}, report.Style()
-    for path in (out / "marks.csv", marks):  # what a person filled in is never lost
-        if path and path.exists():
-            text = report.decoded(path.read_bytes())[0]
-            style = report.style(text)
-            given = report.merged(given, report.read_marks(text, kit, keys, report.digests(kit, found.outcomes)))
+    given, style = marks_of(kit, found, keys, [out / "marks.csv", marks])
 
     write_pages(kit, found, out, given, keys, secret)
-    to_fill = report.marks_to_fill(kit, found.outcomes, keys, given, style)
-    report.write(out / "marks.csv", to_fill, "utf-8-sig")  # by that mark a spreadsheet knows the encoding
-    report.write(out / "grades.csv", report.table(kit, found.outcomes, beside(kit, found, secret, given), given))
-    return [*summary(kit, found, out, given), *(filled(kit, found, out, given, gradebook) if gradebook else [])]
+    write_tables(kit, found, out, given, keys, secret, style)
+    lines = summary(kit, found, out, given)
+    return [*lines, *filled(kit, found, out, given, gradebook)] if gradebook else lines
 
 
 def judged(kit: Kit, place: Path, judge: Judge, records: Records) -> Results:
@@ -132,29 +135,48 @@ def keys_of(kit: Kit, found: Results, secret: str) -> dict[tuple[str, str], str]
     shared = Counter(found.numbers.values())
     who = {student: number if shared[number] == 1 and number else student for student, number in found.numbers.items()}
     both = ((student, one.label) for student in found.outcomes for one in kit.exercises)
-    return {(name, label): report.short(secret + who[name] + label, 12) for name, label in both}
+    return {(name, label): tables.short(secret + who[name] + label, 12) for name, label in both}
 
 
-def write_pages(kit: Kit, found: Results, out: Path, given: report.Marks, keys: dict, secret: str) -> None:
+def marks_of(kit: Kit, found: Results, keys: dict, paths: Sequence[Path | None]) -> tuple[Marks, Style]:
+    """What a person filled in, here or there, and how the last table writes it: none of it is ever lost."""
+    given, style, now = {}, Style(), marking.digests(kit, found.outcomes)
+    for path in paths:
+        if path and path.exists():
+            text = tables.decoded(path.read_bytes())[0]
+            style = tables.style(text)
+            given = marking.merged(given, marking.read(text, kit, keys, now))
+    return given, style
+
+
+def write_pages(kit: Kit, found: Results, out: Path, given: Marks, keys: dict, secret: str) -> None:
     """A page for each student, and one for each exercise."""
     for old in (out / "feedback").glob("*.html"):  # of a name that a namesake has changed
         old.unlink()
     for student, outcomes in found.outcomes.items():
         page = report.feedback(kit, student, outcomes, given.get(student, {}))
-        report.write(out / "feedback" / f"{file_name(student)}.html", page)
+        tables.write(out / "feedback" / f"{file_name(student)}.html", page)
     for number, exercise in enumerate(kit.exercises):
         answers = [(keys[student, exercise.label], one[number]) for student, one in found.outcomes.items()]
         page = report.side_by_side(exercise, answers, int(secret[:8], 16))
-        report.write(out / "answers" / f"{exercise.label}.html", page)
+        tables.write(out / "answers" / f"{exercise.label}.html", page)
 
 
-def beside(kit: Kit, found: Results, secret: str, given: report.Marks) -> dict[str, dict[str, str]]:
+def write_tables(kit: Kit, found: Results, out: Path, given: Marks, keys: dict, secret: str, style: Style) -> None:
+    """marks.csv to fill in, and grades.csv."""
+    rows = marking.to_fill(kit, found.outcomes, keys, given, style)
+    tables.write(out / "marks.csv", rows, "utf-8-sig")  # by that mark a spreadsheet knows the encoding
+    rows = report.table(kit, found.outcomes, beside(kit, found, secret, given), given)
+    tables.write(out / "grades.csv", rows)
+
+
+def beside(kit: Kit, found: Results, secret: str, given: Marks) -> dict[str, dict[str, str]]:
     """What stands in grades.csv beside the points: what a person should look at, and how it was graded."""
     same, made = report.copies(kit, found.shapes), {}
     for student, outcomes in found.outcomes.items():
         flags = [f"{one.label}: {flag}" for one in outcomes for flag in one.flags] + same.get(student, [])
-        again = ((label, mark.before) for label, mark in given.get(student, {}).items() if mark.before)
-        flags += [f"{label}: another answer than the one marked {points}: mark it again" for label, points in again]
+        again = ((label, mark.outdated) for label, mark in given.get(student, {}).items())
+        flags += [f"{label}: {words}" for label, words in again if words]
         made[student] = {
             "look at": "; ".join(flags),
             "version": pdelab.__version__,
@@ -164,7 +186,7 @@ def beside(kit: Kit, found: Results, secret: str, given: report.Marks) -> dict[s
     return made
 
 
-def summary(kit: Kit, found: Results, out: Path, given: report.Marks) -> list[str]:
+def summary(kit: Kit, found: Results, out: Path, given: Marks) -> list[str]:
     lines = [f"{len(found.outcomes)} submissions graded; isolation: {isolation.kind()}. See {out / 'grades.csv'}"]
     if isolation.kind() == isolation.HOOK:
         lines.append("An audit hook is no boundary: for strangers' code, grade inside a container.")
@@ -177,14 +199,21 @@ def summary(kit: Kit, found: Results, out: Path, given: report.Marks) -> list[st
     return lines
 
 
-def filled(kit: Kit, found: Results, out: Path, given: report.Marks, gradebook: Path) -> list[str]:
-    """A copy of the gradebook with its column filled, and words on it."""
-    totals = report.totals(kit, found.outcomes, given)
-    text, encoding = report.decoded(gradebook.read_bytes())
-    text, missing = report.fill(text, kit, totals, found.numbers)
+def filled(kit: Kit, found: Results, out: Path, given: Marks, gradebook: Path) -> list[str]:
+    """A copy of the gradebook with its column filled, and words on it: who is not in it, and who handed in nothing."""
+    text, encoding = tables.decoded(gradebook.read_bytes())
+    book = fill(text, kit, report.totals(kit, found.outcomes, given), found.numbers)
     path = out / f"filled-{gradebook.name}"
-    report.write(path, text, encoding)
-    return [f"Gradebook filled: {path}", *([f"Not in the gradebook: {', '.join(missing)}"] if missing else [])]
+    tables.write(path, book.text, encoding)
+    lines = [f"Gradebook filled: {path}"]
+    if book.missing:
+        lines.append(f"Not in the gradebook: {', '.join(book.missing)}")
+    if book.absent:
+        first, more = "; ".join(book.absent[:NAMED]), len(book.absent) - NAMED
+        lines.append(
+            f"Handed in nothing: {len(book.absent)} of the gradebook: {first}" + f" and {more} more" * (more > 0)
+        )
+    return lines
 
 
 def place(text: str) -> Path:

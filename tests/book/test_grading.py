@@ -23,10 +23,18 @@ import grade
 import nbformat
 import pytest
 from exercises import BOOK, chapters, exercises, read_source, says, stub
-from grading import codec, isolation, report
-from grading.judge import DRAWS, SLOW, CannotStart, Judge, Running, TooLong, Worker
+from grading import checking, codec, isolation, report, tables
+from grading import marks as marking
+from grading.checking import DRAWS, SLOW
+from grading.gradebook import fill
+from grading.inbox import LINK, LOCKED, read_class
+from grading.judge import Judge, Outcome
 from grading.kit import Kit, Unknown, catalogue, facts, make
-from grading.submissions import LARGEST, LEFT_OUT, LINK, Submission, read_class, without_magics
+from grading.marks import Mark
+from grading.process import TOTAL, CannotStart, Running, TooLong, Worker
+from grading.reading import LARGEST, LEFT_OUT
+from grading.submissions import Submission
+from grading.syntax import without_magics
 
 import pdelab
 from pdebook import check
@@ -49,6 +57,41 @@ def kit():
 @pytest.fixture(scope="module")
 def handed(kit):
     return assignment.notebook(kit, solved=False)
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """A context in which each submission gets the process of the one before, if that lives: to start one takes seconds.
+
+    For what harms nothing, and is judged there as it would be in a process of its own.
+    """
+    held = []
+
+    def lent(hidden=(), left=TOTAL):
+        if not held or not held[-1].alive:
+            held.append(Worker(isolation.hidden()))
+            held[-1].close = lambda: None
+        held[-1].left, held[-1].parts = left, {}
+        return held[-1]
+
+    @contextlib.contextmanager
+    def context():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("grading.process.Worker", lent)
+            yield lent
+
+    yield context
+    for worker in held:
+        Worker.close(worker)
+
+
+def light(label, **changes):
+    """An exercise of the book without the setup of its chapter, which takes a second in every process."""
+    setup = ["import numpy as np\nfrom pdebook import check"]
+    return dataclasses.replace(ALL[label], setup=setup, **changes)
+
+
+ALL = catalogue()
 
 
 def answered(handed, rate=RIGHT, half=HALF_LIFE, words="Because.", extra=()):
@@ -222,6 +265,8 @@ OUTCOMES = {
     "large-too": (0, 0, "gave back more than 16 MB", ""),
 }
 
+HARMFUL = {"forks", "frames", "lambda", "large-too", "wheel", "writes"}  # and would leave something in the process
+
 
 def write(folder, files):
     for name, file in files.items():
@@ -231,12 +276,20 @@ def write(folder, files):
 
 
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory, kit, handed):
+def graded(tmp_path_factory, kit, handed, one_process):
     """The class, graded once: the rows of grades.csv by student, and the folder."""
     folder = tmp_path_factory.mktemp("class")
     write(folder / "handed-in", class_of_thirty(handed))
+    alone = Judge.outcomes
+
+    def outcomes(judge, submission):
+        with contextlib.nullcontext() if submission.student in HARMFUL else one_process():
+            return alone(judge, submission)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "LIMIT", 6.0)
+        patch.setattr(check, "LIMIT", 3.0)
+        patch.setattr(checking, "DRAWS", 4)
+        patch.setattr(Judge, "outcomes", outcomes)
         grade.grade(kit, folder / "handed-in", folder / "graded")
     rows = csv.DictReader((folder / "graded" / "grades.csv").read_text(encoding="utf-8").splitlines())
     return {row["student"]: row for row in rows}, folder
@@ -289,7 +342,7 @@ def read_by_a_person(kit, handed, data):
     plot = nbformat.v4.new_code_cell("plt.plot([1, 2])", outputs=[nbformat.v4.new_output("display_data", data=data)])
     notebook.cells[at + 1 : at + 1] = [nbformat.v4.new_markdown_cell(HARM), plot]
     submission = Submission("Ada Lovelace", "", kit, nbformat.writes(notebook).encode())
-    outcome = report.Outcome(RATE, 4, "All checks passed.", answer=submission.answer(kit.exercises[0]))
+    outcome = Outcome(RATE, 4, "All checks passed.", answer=submission.answer(kit.exercises[0]))
     return report.side_by_side(kit.exercises[0], [("abc123", outcome)], 0)
 
 
@@ -344,8 +397,8 @@ def test_a_second_run_grades_nothing_again_and_merges_marks_and_comments(graded,
 
 
 def test_a_person_has_the_last_word_on_code_too(kit):
-    outcomes = [report.Outcome(one.label, one.points, "", answer=[("text", "x")]) for one in kit.exercises]
-    marks = {"ada": {RATE: report.Mark(1.0), HALF: report.Mark(None, "Why?")}}
+    outcomes = [Outcome(one.label, one.points, "", answer=[("text", "x")]) for one in kit.exercises]
+    marks = {"ada": {RATE: Mark(1.0), HALF: Mark(None, "Why?")}}
     assert report.totals(kit, {"ada": outcomes}, marks) == {"ada": 5.0}
     assert report.unmarked(kit, {"ada": outcomes}, marks) == 1
     page = report.feedback(kit, "ada", outcomes, marks["ada"])
@@ -358,7 +411,7 @@ def test_another_version_or_another_assignment_is_graded_again(tmp_path, kit, ha
     """And the same one is not."""
     write(tmp_path / "handed-in", {"ada": answered(handed)})
     count = []
-    monkeypatch.setattr(Judge, "outcomes", lambda *_: [count.append(1), *[report.Outcome("x", 0, "")] * 3][1:])
+    monkeypatch.setattr(Judge, "outcomes", lambda *_: [count.append(1), *[Outcome("x", 0, "")] * 3][1:])
     for run in range(3):
         if run == 2:
             monkeypatch.setattr(pdelab, "__version__", "9") if change == "package" else None
@@ -372,12 +425,12 @@ def test_another_version_or_another_assignment_is_graded_again(tmp_path, kit, ha
 def test_a_wrong_mark_is_named_by_its_line(kit, row):
     keys = {("ada", WORDS): "abc123"}
     with pytest.raises(ValueError, match="line 2"):
-        report.read_marks(f"label,answer,points\n{row}\n", kit, keys)
+        marking.read(f"label,answer,points\n{row}\n", kit, keys)
 
 
 def test_a_table_without_the_columns_of_marks_is_refused(kit):
     with pytest.raises(ValueError, match="must begin with the line label,answer,points,comment"):
-        report.read_marks(f"label/answer/points\n{WORDS}/abc123/1\n", kit, {})
+        marking.read(f"label/answer/points\n{WORDS}/abc123/1\n", kit, {})
 
 
 CANVAS = """Student,ID,SIS User ID,Section,hw1 (123),Final
@@ -394,7 +447,7 @@ MOODLE = """"Identifier","Full name","Grade","Feedback"
 @pytest.mark.parametrize("text", [CANVAS, MOODLE, CANVAS.replace("\n", "\r\n")])
 @pytest.mark.parametrize(("student", "number"), [("lovelaceada", "11"), ("Ada Lovelace", ""), ("somebody", "11")])
 def test_a_gradebook_is_filled_and_left_alone_elsewhere(kit, text, student, number):
-    filled, missing = report.fill(text, kit, {student: 7.5, "nobody": 1.0}, {student: number})
+    filled, missing, _ = fill(text, kit, {student: 7.5, "nobody": 1.0}, {student: number})
     before, after = (list(csv.reader(one.splitlines())) for one in (text, filled))
     column = next(n for n, name in enumerate(before[0]) if name.startswith(("hw1", "Grade")))
     changed = [(r, c) for r, row in enumerate(before) for c, value in enumerate(row) if after[r][c] != value]
@@ -405,7 +458,7 @@ def test_a_gradebook_is_filled_and_left_alone_elsewhere(kit, text, student, numb
 
 def test_a_gradebook_without_the_column_is_refused(kit):
     with pytest.raises(ValueError, match="a column hw1"):
-        report.fill("Student,ID\nAda,1\n", kit, {}, {})
+        fill("Student,ID\nAda,1\n", kit, {}, {})
 
 
 def test_a_gradebook_without_the_column_is_refused_before_anything_is_graded(kit, tmp_path, monkeypatch):
@@ -431,8 +484,8 @@ def test_a_notebook_of_another_sheet_is_told_so(kit, handed):
 
 def test_a_chapter_sees_the_setups_before_it_as_in_a_kernel_and_none_that_come_later(tmp_path):
     first, second = ALL[RATE], ALL["ex-in-depth"]
-    first = dataclasses.replace(first, setup=[*first.setup, "earlier = 2"])
-    second = dataclasses.replace(second, setup=[*second.setup, "later = 3"])
+    first = dataclasses.replace(first, setup=["earlier = 2"])
+    second = dataclasses.replace(second, setup=["later = 3"])
     sheet = Kit("hw1", "0", [first, second])
     cells = {first.chapter: "def seen():\n    return later", second.chapter: "def seen():\n    return earlier"}
     running = Running(Submission("ada", "", sheet, nbformat.writes(nbformat.v4.new_notebook()).encode()), [])
@@ -500,37 +553,21 @@ def test_lines_for_the_shell_are_left_out():
     assert without_magics("%%bash\nls") == ""
 
 
-ALL = catalogue()
 CODED = [(path.stem, one) for path in chapters() for one in exercises(read_source(path), path.stem) if one.coded]
 
 
-@pytest.fixture(scope="module")
-def judged():
-    """(judge, worker) of a chapter, whose setup both run once."""
-    made = {}
-
-    def of(chapter):
-        if chapter not in made:
-            judge = Judge(make(chapter, [chapter], "0"), "secret")
-            made[chapter] = judge, Worker(judge.hidden)
-        return made[chapter]
-
-    yield of
-    for _, worker in made.values():
-        worker.close()
-
-
 @pytest.mark.parametrize(("chapter", "one"), CODED, ids=[one.label for _, one in CODED])
-def test_every_known_answer_is_judged_as_in_the_kernel(judged, chapter, one):
+def test_every_known_answer_is_judged_as_in_the_kernel(one_process, chapter, one):
     """Solution, stub and wrong answers of the book, through the pipe: the same verdict and the same words."""
-    judge, worker = judged(chapter)
-    exercise = next(e for e in judge.kit.exercises if e.label == one.label)
+    exercise = ALL[one.label]
     solution = "\n\n".join(cell.source for cell in one.solutions if cell.cell_type == "code")
     known = [(solution, "All checks passed."), (stub(solution), "is yours to write")]
     known += [(f"{solution}\n\n{cell.source}", says(cell)) for cell in one.wrong]
+    with one_process() as process:
+        worker = process()
     for number, (source, words) in enumerate(known):
         worker.begin(chapter, exercise.setup, [(1, source)])
-        passed, said = judge._checked(exercise, worker)
+        passed, said = checking.checked(exercise, worker)
         assert passed == (number == 0), said
         assert words in said
 
@@ -595,43 +632,44 @@ def read():
     assert zipped.read_bytes() == b"answers of others"
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
+def test_no_submission_stops_the_class(tmp_path):
+    cells = [
         PIPE.format('b"[" * 200000 + b"\\n"'),
         PIPE.format('b\'{"problems": 5, "functions": 5}\\n\''),
         PIPE.format('b\'{"problems": [], "functions": 5}\\n\''),
         'raise Exception("\\ud800")',
         "def decay_rate(k, n):\n    return " + " + ".join(["k"] * 3000),
-    ],
-)
-def test_no_submission_stops_the_class(kit, handed, tmp_path, cell):
-    files = {"first": answered(handed, extra=[cell]), "second": answered(handed)}
-    write(tmp_path / "handed-in", files)
+    ]
+    kit = Kit("hw1", "0", [light(RATE)])
+    handed = assignment.notebook(kit, solved=False)
+    files = {f"first-{number}": answered(handed, extra=[cell]) for number, cell in enumerate(cells)}
+    write(tmp_path / "handed-in", files | {"second": answered(handed)})
     grade.grade(kit, tmp_path / "handed-in", tmp_path / "graded")
-    text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
-    rows = {row["student"]: row for row in csv.DictReader(text.splitlines())}
-    assert (rows["second"][RATE], rows["second"][HALF]) == ("4", "4")
+    rows = {row["student"]: row[RATE] for row in rows_of(tmp_path / "graded" / "grades.csv")}
+    points = {"first-0": "0", "first-1": "0", "first-2": "0", "first-3": "4", "second": "4"}
+    assert rows == points | {"first-4": "4"}  # too deep to be read here or in a kernel: the answer before it stands
 
 
 @pytest.mark.parametrize("share", ["0.1", "0.2", "0.25"])
-def test_a_step_of_one_s_own_is_as_right_as_the_solution_s(kit, handed, share):
+def test_a_step_of_one_s_own_is_as_right_as_the_solution_s(handed, one_process, share):
     """The check accepts 3 %, so further inputs do too."""
     own = HALF_LIFE.replace("dt = 0.1", f"dt = {share}")
-    content = nbformat.writes(answered(handed, half=own)).encode()
-    found = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
-    assert [one.points for one in found[:2]] == [4, 4], found[1].words
+    content, kit = nbformat.writes(answered(handed, half=own)).encode(), Kit("hw1", "0", [ALL[HALF]])
+    with one_process():
+        (found,) = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    assert found.points == 4, found.words
 
 
 @pytest.mark.skipif(isolation.kind() == isolation.HOOK, reason="no namespaces here")
-def test_a_submission_that_forks_without_end_is_stopped_and_the_next_is_graded(kit, handed, tmp_path, monkeypatch):
+def test_a_submission_that_forks_without_end_is_stopped_and_the_next_is_graded(tmp_path, monkeypatch):
+    kit = Kit("hw1", "0", [light(RATE)])
+    handed = assignment.notebook(kit, solved=False)
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     write(tmp_path / "handed-in", {"first": answered(handed, extra=[bomb]), "second": answered(handed)})
-    monkeypatch.setattr("grading.judge.START", 20.0)
+    monkeypatch.setattr("grading.process.START", 10.0)
     grade.grade(kit, tmp_path / "handed-in", tmp_path / "graded")
-    text = (tmp_path / "graded" / "grades.csv").read_text(encoding="utf-8")
-    assert [(row[RATE], row[HALF]) for row in csv.DictReader(text.splitlines())] == [("4", "4"), ("4", "4")]
-    assert "not at an end after 20 seconds" in (tmp_path / "graded/feedback/first.html").read_text(encoding="utf-8")
+    assert [row[RATE] for row in rows_of(tmp_path / "graded" / "grades.csv")] == ["4", "4"]
+    assert "not at an end after 10 seconds" in (tmp_path / "graded/feedback/first.html").read_text(encoding="utf-8")
 
 
 HELD = """import os, signal, subprocess
@@ -715,7 +753,7 @@ def test_students_of_one_name_or_in_folders_of_one_name_stay_apart(tmp_path, kit
 
 
 def test_a_name_is_no_formula_of_a_spreadsheet(kit):
-    outcomes = [report.Outcome(one.label, 0, "") for one in kit.exercises]
+    outcomes = [Outcome(one.label, 0, "") for one in kit.exercises]
     text = report.table(kit, {"=HYPERLINK(1)": outcomes}, {"=HYPERLINK(1)": {}}, {})
     assert "\n'=HYPERLINK(1)," in text
 
@@ -781,7 +819,7 @@ class Fake:
 
 def running(monkeypatch, *cells):
     """A submission of these cells to two exercises of two chapters, in processes that are none."""
-    monkeypatch.setattr("grading.judge.Worker", Fake)
+    monkeypatch.setattr("grading.process.Worker", Fake)
     monkeypatch.setattr(Fake, "tried", [])
     two = make("hw1", [RATE, "ex-sb-edge"], "0")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
@@ -818,7 +856,7 @@ def test_a_definition_that_does_not_end_is_tried_no_more_often(monkeypatch):
 
 
 def test_when_the_time_of_a_submission_is_used_up_no_process_is_begun(monkeypatch):
-    monkeypatch.setattr("grading.judge.TOTAL", 80.0)
+    monkeypatch.setattr("grading.process.TOTAL", 80.0)
     (rate, edge), one = running(monkeypatch, LOOP)
     for exercise, words in ((rate, "90 seconds"), (edge, "80 seconds in all")):
         with pytest.raises(TimeoutError, match=words):
@@ -831,15 +869,18 @@ def test_when_the_time_of_a_submission_is_used_up_no_process_is_begun(monkeypatc
     ] * 2  # a person sees it
 
 
-def test_a_loop_costs_no_more_than_its_cell_would_have_made(kit, handed, monkeypatch):
+def test_a_loop_costs_no_more_than_its_cell_would_have_made(monkeypatch):
     """A value that is computed in another cell, and functions and values of the same one, stay."""
-    monkeypatch.setattr("grading.judge.START", 12.0)
+    monkeypatch.setattr("grading.process.START", 6.0)
+    twice = {"names": ["twice"], "checks": ["check.close(check.number(twice, 3.0), 6.0, 'twice three')"], "inputs": ""}
+    kit = Kit("hw1", "0", [light(RATE), light(HALF, **twice), ALL[WORDS]])
     rate = "def decay_rate(k, n):\n    return squared(n) * sines[2] ** 0 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"
     loop = "four = 4\ndef squared(n):\n    return four * n**2\nwhile True:\n    pass"
-    content = nbformat.writes(answered(handed, rate=rate, extra=["sines = np.sin([1, 2, 3])", loop])).encode()
-    rate, half, words = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
-    assert (rate.points, half.points) == (4, 4), rate.words
-    (flag,) = [flag for flag in rate.flags if "not at an end after 12 seconds" in flag]
+    cells = ["sines = np.sin([1, 2, 3])", loop, "def twice(x):\n    return 2 * x"]
+    content = nbformat.writes(answered(assignment.notebook(kit, solved=False), rate=rate, extra=cells)).encode()
+    rate, other, words = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    assert (rate.points, other.points) == (4, 4), rate.words
+    (flag,) = [flag for flag in rate.flags if "not at an end after 6 seconds" in flag]
     assert flag in rate.words
     assert words.words == "Your answer is read by a person."
 
@@ -881,7 +922,8 @@ def broken(monkeypatch, times, command=("sh", "-c", "echo no room >&2; exit 1"))
     monkeypatch.setattr(isolation, "command", lambda *given: list(left.pop()) if left else real(*given))
 
 
-def test_a_process_that_did_not_start_is_tried_once_more(kit, handed, monkeypatch):
+def test_a_process_that_did_not_start_is_tried_once_more(handed, monkeypatch):
+    kit = Kit("hw1", "0", [light(RATE)])
     submission = Submission("ada", "", kit, nbformat.writes(answered(handed)).encode())
     broken(monkeypatch, 1)
     assert Judge(kit, "secret").outcomes(submission)[0].points == 4
@@ -891,7 +933,7 @@ def test_a_process_that_did_not_start_is_tried_once_more(kit, handed, monkeypatc
 
 
 def test_a_process_that_does_not_say_that_it_is_ready_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr("grading.judge.BEGIN", 0.2)
+    monkeypatch.setattr("grading.process.BEGIN", 0.2)
     broken(monkeypatch, 1, ("sleep", "600"))
     with pytest.raises(CannotStart, match=r"took longer than 0\.2 seconds$"):
         Worker([])
@@ -909,7 +951,7 @@ def test_what_is_graded_is_kept_when_no_process_can_be_started(tmp_path, kit, ha
         if not works.pop(0):
             raise CannotStart("no room")
         graded.append(submission.student)
-        return [report.Outcome(one.label, 0, "") for one in kit.exercises]
+        return [Outcome(one.label, 0, "") for one in kit.exercises]
 
     monkeypatch.setattr(Judge, "outcomes", outcomes)
     assert grade.main() == 1
@@ -918,62 +960,95 @@ def test_what_is_graded_is_kept_when_no_process_can_be_started(tmp_path, kit, ha
     assert graded == ["ada", "bob"]
 
 
+def test_each_submission_has_a_process_of_its_own(monkeypatch):
+    started = []
+    monkeypatch.setattr("grading.process.Worker", lambda *given: started.append(Fake(*given)) or started[-1])
+    kit, sheet = Kit("hw1", "0", [light(RATE)]), nbformat.writes(nbformat.v4.new_notebook()).encode()
+    judge = Judge(kit, "secret")
+    for student in ("ada", "bob"):
+        judge.outcomes(Submission(student, "", kit, sheet))
+    assert len(started) == 2
+
+
+def test_what_an_answer_changes_of_a_setup_is_whole_again_for_the_next():
+    """Arrays in lists in dicts, and what a function of the setup notes."""
+    setup = "import numpy as np\nheld = {'a': [np.zeros(2)], 'seen': []}\ndef note(x):\n    held['seen'].append(x)"
+    held = "assert held['a'][0].sum() == 2, held\nassert held['seen'] == [7], held"
+    exercise = dataclasses.replace(
+        ALL[RATE], setup=[setup], names=["spoil"], checks=["spoil(held['a'], note)", held], solutions=[], inputs=""
+    )
+
+    def spoil(name, arguments):
+        arguments[0][0] += 1  # as the judge carries over what an answer does in its own process
+        arguments[1](7)
+
+    worker = SimpleNamespace(functions=lambda chapter: spoil)
+    assert [checking.checked(exercise, worker) for _ in "ab"] == [(True, "All checks passed.")] * 2
+
+
+def test_the_solution_and_the_answer_have_drawn_inputs_of_their_own():
+    """Also where an array lies in a list, which either may change."""
+    solution = "def decay_rate(a):\n    a[0] += 1\n    return a[0].sum()"
+    given, said = told(light(RATE, solutions=[solution], inputs="([draw.random(3)],)[:1]"), "a")
+    assert (len(given), said) == (DRAWS, "")
+
+
 # Inputs that are drawn
 
 
-def told(judge, exercise, digest, answer=None):
+def told(exercise, secret, answer=None):
     """The inputs on which an answer is compared; answer: in place of the solution."""
-    names, given = judge._setup(exercise), []
+    names, given = checking.setup(exercise), []
     exec("\n".join(exercise.solutions), names)
 
     def call(name, arguments):
         given.append(arguments)
         return (answer or names[name])(*arguments)
 
-    said = judge._drawn(exercise, SimpleNamespace(functions=lambda chapter: call), digest)
+    said = checking.compared(exercise, SimpleNamespace(functions=lambda chapter: call), secret)
     return given, said
 
 
-def test_each_submission_is_compared_on_inputs_of_its_own(kit):
-    judge, other, exercise = Judge(kit, "secret"), Judge(kit, "other"), kit.exercises[0]
-    drawn = [told(judge, exercise, "a"), told(judge, exercise, "b"), told(other, exercise, "a")]
-    assert told(judge, exercise, "a") == drawn[0]
+def test_each_submission_is_compared_on_inputs_of_its_own():
+    exercise = light(RATE)
+    drawn = [told(exercise, secret) for secret in ("secret-a", "secret-b", "other-a")]
+    assert told(exercise, "secret-a") == drawn[0]
     assert all(len(given) == DRAWS and said == "" for given, said in drawn)
     assert drawn[0][0] != drawn[1][0] != drawn[2][0] != drawn[0][0]
 
 
-def test_what_is_drawn_depends_on_the_submission(kit, monkeypatch):
-    monkeypatch.setattr(Judge, "_drawn", lambda judge, exercise, worker, digest="": digest)
-    outcomes = [report.Outcome(RATE, 4, "") for _ in "ab"]
-    for content, outcome in zip((b"a", b"b"), outcomes, strict=True):
-        submission, worker = Submission("ada", "", kit, content), SimpleNamespace(worker=lambda _: None)
-        Judge(kit, "secret")._compare(kit.exercises[0], submission, worker, outcome)
-    assert outcomes[0].words != outcomes[1].words
+def test_what_is_drawn_depends_on_the_course_and_on_the_submission(kit, monkeypatch):
+    monkeypatch.setattr(checking, "compared", lambda exercise, worker, secret: secret)
+    said = set()
+    for secret, content in (("s", b"a"), ("s", b"b"), ("t", b"a")):
+        outcome, worker = Outcome(RATE, 4, ""), SimpleNamespace(worker=lambda _: None)
+        Judge(kit, secret)._compare(kit.exercises[0], Submission("ada", "", kit, content), worker, outcome)
+        said.add(outcome.words)
+    assert len(said) == 3
 
 
-def test_an_answer_that_is_slow_is_compared_on_few_inputs(kit, monkeypatch):
+def test_an_answer_that_is_slow_is_compared_on_few_inputs(monkeypatch):
     """Or the whole submission would run out of time."""
     monkeypatch.setattr(check, "LIMIT", 0.01)
-    given, said = told(Judge(kit, "secret"), kit.exercises[0], "a", lambda k, n: time.sleep(0.02))
+    given, said = told(light(RATE), "a", lambda k, n: time.sleep(0.02))
     assert len(given) == 1
     assert said
     slow = lambda *given: time.sleep(0.02) or solution(*given)  # noqa: E731
-    solution = names_of(kit.exercises[0])["decay_rate"]
-    given, said = told(Judge(kit, "secret"), kit.exercises[0], "a", slow)
+    solution = names_of(light(RATE))["decay_rate"]
+    given, said = told(light(RATE), "a", slow)
     assert (len(given), said) == (SLOW, "")
 
 
 def names_of(exercise):
-    names = Judge(Kit("hw1", "0", [exercise]), "secret")._setup(exercise)
+    names = checking.setup(exercise)
     exec("\n".join(exercise.solutions), names)
     return names
 
 
-def test_an_exercise_states_how_far_an_answer_may_be_from_the_solution(kit):
-    solution = names_of(kit.exercises[0])["decay_rate"]
+def test_an_exercise_states_how_far_an_answer_may_be_from_the_solution():
+    solution = names_of(light(RATE))["decay_rate"]
     for tolerance, passes in ((1e-5, False), (0.01, True)):
-        exercise = dataclasses.replace(kit.exercises[0], tolerance=tolerance)
-        _, said = told(Judge(kit, "secret"), exercise, "a", lambda k, n: 1.001 * solution(k, n))
+        _, said = told(light(RATE, tolerance=tolerance), "a", lambda k, n: 1.001 * solution(k, n))
         assert (said == "") == passes
 
 
@@ -985,11 +1060,12 @@ def decay_rate(k, n):
     return 4 * n**2 * np.sin((k + 0.5) * np.pi / (2 * n)) ** 2"""
 
 
-def test_no_error_message_tells_what_was_drawn(kit, handed):
+def test_no_error_message_tells_what_was_drawn(kit, handed, one_process):
     """Neither of the answer itself nor of the next one, which could know what the first was asked."""
     half = "def half_life(D, n):\n    raise Exception(f'{len(seen)} seen')"
     content = nbformat.writes(answered(handed, rate=TELLS, half=half)).encode()
-    rate, half, _ = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
+    with one_process():
+        rate, half, _ = Judge(kit, "secret").outcomes(Submission("ada", "", kit, content))
     assert (
         rate.words == "All checks passed. On other inputs than those of the check it is not right: is it written "
         "for all of them?"
@@ -998,12 +1074,12 @@ def test_no_error_message_tells_what_was_drawn(kit, handed):
     assert "3 seen" in half.words
 
 
-def test_inputs_that_cannot_be_drawn_stop_no_class(judged, kit):
+def test_inputs_that_cannot_be_drawn_stop_no_class(kit):
     """An exercise of the instructor's own may draw some on which its solution fails."""
-    judge, worker = judged("first_look")
-    exercise = dataclasses.replace(kit.exercises[0], inputs="1 / 0,")
-    outcome = report.Outcome(RATE, 4, "All checks passed.")
-    judge._compare(exercise, Submission("ada", "", kit, b""), SimpleNamespace(worker=lambda _: worker), outcome)
+    worker = SimpleNamespace(functions=lambda chapter: None)
+    outcome = Outcome(RATE, 4, "All checks passed.")
+    running = SimpleNamespace(worker=lambda _: worker)
+    Judge(kit, "")._compare(light(RATE, inputs="1 / 0,"), Submission("ada", "", kit, b""), running, outcome)
     assert outcome.points == 0
     assert "looked at by a person" in outcome.words
     assert "ZeroDivisionError" in outcome.flags[0]
@@ -1033,8 +1109,8 @@ def class_of(folder, written, **words):
 
 def rows_of(path):
     """The rows of a table, whatever wrote it."""
-    text, _ = report.decoded(path.read_bytes())
-    return list(csv.DictReader(text.splitlines(), delimiter=report.style(text).separator))
+    text, _ = tables.decoded(path.read_bytes())
+    return list(csv.DictReader(text.splitlines(), delimiter=tables.style(text).separator))
 
 
 def judged_words(written, change):
@@ -1080,7 +1156,7 @@ def test_a_mark_stays_with_the_answer_for_which_it_was_given(tmp_path, written):
         and bob's points."""
         if points:
             rows = [row | {"points": points.get(keys[row["answer"]], row["points"])} for row in rows_of(table)[2:]]
-            report.write(table, report._csv([*rows_of(table)[:2], *rows]))
+            tables.write(table, tables.written([*rows_of(table)[:2], *rows]))
         grade.grade(kit, folder, out)
         ada, bob = rows_of(out / "grades.csv")
         (row,) = [row for row in rows_of(table)[2:] if keys[row["answer"]] == "ada"]
@@ -1094,16 +1170,57 @@ def test_a_mark_stays_with_the_answer_for_which_it_was_given(tmp_path, written):
     assert run(ada="2") == run() == ("2", "", "2", "", "1")
 
 
+def test_a_comment_stays_with_the_answer_that_it_was_written_for(tmp_path, written):
+    """Of another answer it is kept, shown and flagged as words to the earlier one, until there are new ones."""
+    kit, folder, out = written[0], class_of(tmp_path / "class", written, ada=("Old.", "Same.")), tmp_path / "out"
+
+    def run(**cells):
+        """Grade with this in the row of the first answer: of it comment and `comment before`, flags, and feedback."""
+        if cells:
+            rows = rows_of(out / "marks.csv")
+            tables.write(
+                out / "marks.csv", tables.written([row | cells if row["label"] == WORDS else row for row in rows])
+            )
+        grade.grade(kit, folder, out)
+        (row,) = [row for row in rows_of(out / "marks.csv") if row["label"] == WORDS]
+        (flags,) = [row["look at"] for row in rows_of(out / "grades.csv")]
+        said = re.findall("<p class=comment>(.*?)</p>", (out / "feedback" / "ada.html").read_text(encoding="utf-8"))
+        return row["comment"], row["comment before"], flags, said
+
+    run()
+    assert run(comment="- Bold.") == ("'- Bold.", "", "", ["- Bold."])
+    class_of(folder, written, ada=("New.", "Same."))
+    again = f"{WORDS}: another answer than the one commented on: read it again"
+    assert run() == run() == ("", "'- Bold.", again, ["To an earlier answer: - Bold."])
+    assert run(points="2") == ("", "'- Bold.", "", ["To an earlier answer: - Bold."])
+    assert run(comment="Better.") == run() == ("Better.", "", "", ["Better."])
+    class_of(folder, written, ada=("Newest.", "Same."))
+    flags = f"{WORDS}: another answer than the one marked 2: mark it again"
+    assert run() == ("", "Better.", flags, ["To an earlier answer: Better."])
+
+
+@pytest.mark.parametrize("second", ["1,", "3,Fine", ","])
+def test_two_rows_for_one_answer_are_refused_with_both_lines(kit, second):
+    text = f"label,answer,points,comment\n{WORDS},abc,3,Fine\n{WORDS},xyz,3,Fine\n{WORDS},abc,{second}\n"
+    with pytest.raises(ValueError, match=r"marks\.csv, lines 2 and 4: two rows for the answer abc to ex-first-maximum"):
+        marking.read(text, kit, {("ada", WORDS): "abc", ("bob", WORDS): "xyz"})
+
+
+def test_feedback_has_the_total_and_what_is_still_to_be_read(kit):
+    outcomes = [Outcome(one.label, one.points, "", answer=[("text", "x")]) for one in kit.exercises]
+    assert "<b>Total: 8 of 12 so far, 1 answer to be read</b>" in report.feedback(kit, "ada", outcomes, {})
+    assert "<b>Total: 10.5 of 12</b>" in report.feedback(kit, "ada", outcomes, {WORDS: Mark(2.5)})
+
+
 def test_marks_of_a_copy_join_those_that_are_kept():
     """The copy counts where both have something; but a mark for an answer that changed does not undo a newer one."""
-    Mark = report.Mark
     kept = {"ada": {"a": Mark(1.0, "kept"), "b": Mark(2.0), "c": Mark(3.0), "d": Mark(None, "", "4")}}
     copied = {"ada": {"a": Mark(5.0), "b": Mark(None, "new"), "c": Mark(None, "", "1")}, "bob": {"a": Mark(0.0)}}
-    assert report.merged(kept, copied) == {
+    assert marking.merged(kept, copied) == {
         "ada": {"a": Mark(5.0, "kept"), "b": Mark(2.0, "new"), "c": Mark(3.0), "d": Mark(None, "", "4")},
         "bob": {"a": Mark(0.0)},
     }
-    assert report.merged(kept, {"ada": {"d": Mark(2.0)}})["ada"]["d"] == Mark(2.0)
+    assert marking.merged(kept, {"ada": {"d": Mark(2.0)}})["ada"]["d"] == Mark(2.0)
 
 
 def test_a_mark_in_a_copy_joins_those_in_the_folder(tmp_path, written):
@@ -1112,7 +1229,7 @@ def test_a_mark_in_a_copy_joins_those_in_the_folder(tmp_path, written):
     for number, marks in ((0, None), (1, tmp_path / "marks.csv")):
         rows = rows_of(out / "marks.csv")
         rows[number]["points"] = "2.5"
-        report.write(marks or out / "marks.csv", report._csv(rows[number : number + 1] if marks else rows))
+        tables.write(marks or out / "marks.csv", tables.written(rows[number : number + 1] if marks else rows))
         grade.grade(kit, folder, out, marks=marks)
     assert [row["points"] for row in rows_of(out / "marks.csv")] == ["2.5", "2.5"]
 
@@ -1128,7 +1245,7 @@ def test_marks_are_read_as_spreadsheets_save_them_and_written_alike(tmp_path, wr
     assert table.read_bytes().startswith(b"\xef\xbb\xbf")  # by which Excel knows UTF-8
     rows = rows_of(table)
     rows[0] |= {"points": points, "comment": "Für Émile, „so“; – ja"}
-    report.write(table, report._csv(rows, separator).replace("\n", "\r\n"), encoding)
+    tables.write(table, tables.written(rows, separator).replace("\n", "\r\n"), encoding)
     for _ in range(2):  # and again what was written
         grade.grade(kit, folder, tmp_path / "out")
         assert rows_of(table)[0] == rows[0]
@@ -1196,7 +1313,7 @@ def test_a_gradebook_comes_back_as_it_was_with_the_points_in_it(tmp_path, writte
     grade.grade(kit, place, out)
     rows = rows_of(out / "marks.csv")
     rows[0]["points"] = "2.5"
-    report.write(out / "marks.csv", report._csv(rows))
+    tables.write(out / "marks.csv", tables.written(rows))
     lines = grade.grade(kit, place, out, gradebook=book)
     assert (out / "filled-book.csv").read_bytes() == text.format(points).encode(encoding)
     assert "Not in the gradebook" not in lines[-1]
@@ -1205,7 +1322,7 @@ def test_a_gradebook_comes_back_as_it_was_with_the_points_in_it(tmp_path, writte
 @pytest.mark.parametrize("order", [("Real", "Percentage", "Letter"), ("Letter", "Percentage", "Real")])
 def test_of_moodles_columns_the_one_with_points_is_filled(kit, order):
     head = ",".join(f"Assignment: hw1 ({kind})" for kind in order)
-    filled, missing = report.fill(
+    filled, missing, _ = fill(
         f"First name,Last name,Quiz: hw10 (Real),{head}\nAda,King,,,,\n", kit, {"Ada King": 3}, {}
     )
     (row,) = csv.DictReader(filled.splitlines())
@@ -1215,20 +1332,38 @@ def test_of_moodles_columns_the_one_with_points_is_filled(kit, order):
 
 def test_nobody_gets_the_points_of_another_with_the_same_letters_or_the_same_name(kit):
     text = 'Student,hw1\nMay Lee,\n"Neil, O. N."\nAda,\nAda,\n'
-    filled, missing = report.fill(text, kit, {"Amy Lee": 3.0, "O N Neil": 2.0, "Ada": 1.0}, {})
+    filled, missing, _ = fill(text, kit, {"Amy Lee": 3.0, "O N Neil": 2.0, "Ada": 1.0}, {})
     assert missing == ["Ada", "Amy Lee"]
     assert filled == text.replace('N."', 'N.",2')
+
+
+def test_who_handed_in_nothing_is_told_and_named(tmp_path, written):
+    """Students of the gradebook, not the rows that Canvas puts among them, nor a namesake who cannot be told apart."""
+    place = class_of(tmp_path / "class", written, **{"Ada King": ("One.", "Two."), "May Lee": ("One.", "Two.")})
+    rows = ["    Points Possible,,10", '"King, Ada",1,', *(f"Student {n},{n},5" for n in range(2, 10))]
+    rows += ["May Lee,10,", "May Lee,11,", '"Student, Test",12,', ",,"]
+    book = tmp_path / "book.csv"
+    book.write_text("\n".join(["Student,ID,hw1 (7)", *rows]) + "\n", encoding="utf-8")
+    *_, missing, absent = grade.grade(written[0], place, tmp_path / "out", gradebook=book)
+    assert missing == "Not in the gradebook: May Lee"
+    assert absent == (
+        "Handed in nothing: 8 of the gradebook: Student 2; Student 3; Student 4; Student 5; Student 6 and 3 more"
+    )
+    book.write_text("First name,Last name,Grade\nAda,King,\nMay,Lee,\nEmmy,Noether,\n", encoding="utf-8")
+    assert grade.grade(written[0], place, tmp_path / "out", gradebook=book)[-1].endswith(
+        "1 of the gradebook: Emmy Noether"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "Student,ID\nAda,1\n", "Name,hw1 (1),hw1 (2)\nAda,,\n", "hw1\n1\n"])
 def test_a_gradebook_in_which_no_column_or_no_name_is_clear_is_refused(kit, text):
     with pytest.raises(ValueError, match="GRADEBOOK"):
-        report.fill(text, kit, {}, {})
+        fill(text, kit, {}, {})
 
 
 def test_a_table_in_another_encoding_is_refused():
     with pytest.raises(ValueError, match="save it as CSV UTF-8"):
-        report.decoded("Ada\x81".encode("latin-1"))
+        tables.decoded("Ada\x81".encode("latin-1"))
 
 
 # Files
@@ -1315,6 +1450,50 @@ def test_of_a_bomb_in_a_zip_only_the_start_is_read(tmp_path, kit):
     with zipfile.ZipFile(tmp_path / "class.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ada/hw1.ipynb", bytes(60 << 20))
     assert len(chosen(tmp_path / "class.zip", kit)["ada"]) == LARGEST + 1
+
+
+def damaged(path, content, old=b"", new=b"", flags=0, method=None):
+    """A zip of ada's and bob's notebooks, of which hers has these bytes, flags or way of packing."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ada/hw1.ipynb", content)
+        archive.writestr("bob/hw1.ipynb", content)
+    held = bytearray(path.read_bytes())
+    held[:] = held.replace(old, new, 1) if old else held
+    for at in (6, held.index(b"PK\1\2") + 8):  # in her header, and in the list at the end
+        held[at] |= flags
+        held[at + 2] = held[at + 2] if method is None else method
+    path.write_bytes(held)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"old": b"ex-first-ends", "new": b"ex-first-enda"}, "damaged and cannot be read (Bad CRC-32"),
+        ({"old": b"PK\3\4", "new": b"PK\0\0"}, "damaged and cannot be read (Bad magic number"),
+        ({"method": 99}, "damaged and cannot be read (That compression method"),
+        ({"method": zipfile.ZIP_DEFLATED}, "damaged and cannot be read ("),
+        ({"method": zipfile.ZIP_LZMA}, "damaged and cannot be read ("),
+        ({"flags": 1}, LOCKED),
+    ],
+)
+def test_a_damaged_file_of_a_zip_is_one_outcome_and_the_next_is_graded(tmp_path, written, change, words):
+    kit, out = written[0], tmp_path / "out"
+    class_of(tmp_path / "class", written, bob=("One.", "Two."))
+    damaged(tmp_path / "class.zip", (tmp_path / "class" / "bob" / "hw1.ipynb").read_bytes(), **change)
+    lines = grade.grade(kit, tmp_path / "class.zip", out)
+    assert lines[0].startswith("2 submissions graded")
+    pages = {
+        one: html.unescape((out / "feedback" / f"{one}.html").read_text(encoding="utf-8")) for one in ("ada", "bob")
+    }
+    assert pages["ada"].count(words) == len(kit.exercises)
+    assert pages["bob"].count("read by a person") == len(kit.exercises)
+
+
+def test_a_zip_that_is_damaged_as_a_whole_is_refused_with_words(tmp_path, kit):
+    damaged(tmp_path / "class.zip", b"x" * 1000)
+    (tmp_path / "class.zip").write_bytes((tmp_path / "class.zip").read_bytes()[:-90])
+    with pytest.raises(ValueError, match="a folder or a whole zip file"):
+        chosen(tmp_path / "class.zip", kit)
 
 
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0\0\4ab\xff\xc0\0\x0b\x08" + struct.pack(">HH", 3, 4) + b"rest").decode()

@@ -25,7 +25,6 @@ class Worker:
         self.read, self.write = os.fdopen(read, "rb"), os.fdopen(write, "wb")
         self.codec = codec.Codec(self.ask, objects=False, reads_objects=True)
         self.names: dict[str, dict] = {}
-        self.setups: dict[tuple[str, ...], dict] = {}
 
     def send(self, message: dict) -> None:
         try:
@@ -51,19 +50,11 @@ class Worker:
             os._exit(0)  # the judge is gone
         return json.loads(text)
 
-    def prepared(self, setup: tuple[str, ...]) -> dict:
-        """The names that a setup leaves; run once, and then copied."""
-        if setup in self.setups:
-            return dict(self.setups[setup])
-        names = {"__name__": "__main__"}
-        for source in setup:
-            exec(compile(source, "setup", "exec"), names)
-        self.setups[setup] = dict(names)
-        return names
-
     def begin(self, message: dict) -> dict:
         """Setup, then the student's cells; one that stops with an error is noted, and the next goes on."""
-        names = self.names[message["begin"]] = self.prepared(tuple(message["setup"]))
+        names = self.names[message["begin"]] = {"__name__": "__main__"}
+        for source in message["setup"]:
+            exec(compile(source, "setup", "exec"), names)
         problems = []
         for number, source in message["cells"]:
             self.send({"at": number})
