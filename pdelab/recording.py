@@ -35,6 +35,7 @@ from pdelab.watching import (
     Call,
     Tracer,
     Write,
+    added_between,
     at_layers,
     calls_of,
     copied,
@@ -78,11 +79,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class At:
-    """Where `rewrite` is: the layer, the number of the write within it, and the (symbol, δ) that are added there."""
+    """Where `rewrite` is: the layer, the number of the write within it, and the (symbol, δ) that are added there.
+
+    names: of the modules inside the layer that made them, one for each part, as `Stage.name` has them.
+    """
 
     layer: int
     write: int
     parts: tuple[tuple[str, Field], ...]
+    names: tuple[str, ...]
 
     @property
     def symbol(self) -> str:
@@ -91,20 +96,22 @@ class At:
 
 @dataclass(frozen=True)
 class _Block:
-    """One layer, as it was called: `where` is the argument that is the stream.
+    """One layer, as it was called: `where` are the arguments that are the stream, two in `layer(u, u)`.
 
     added: whether the model adds what the module makes to the stream, u + f(u), and not the module itself.
+    fixed: whether it got its stream once more, in a place where the other layers get something else.
     """
 
     name: str
     module: nn.Module
     number: int  # of its calls, where one module is several layers
-    where: int | str
+    where: tuple[int | str, ...]
     added: bool
     args: tuple = ()
     kwargs: Mapping[str, Any] | None = None
     u: Field | None = None
     out: Field | None = None
+    fixed: bool = False
 
     def __call__(self, u: Field) -> Field:
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != self.u.shape[-1]:
@@ -123,12 +130,12 @@ class _Block:
         return with_first(out, new - u if self.added else new)
 
     def stream(self, args: tuple, kwargs: Mapping[str, Any]) -> Field:
-        return args[self.where] if isinstance(self.where, int) else kwargs[self.where]
+        place = self.where[0]
+        return args[place] if isinstance(place, int) else kwargs[place]
 
     def with_stream(self, args: tuple, kwargs: Mapping[str, Any], u: Field) -> tuple[tuple, dict[str, Any]]:
-        if isinstance(self.where, int):
-            return (*args[: self.where], u, *args[self.where + 1 :]), dict(kwargs)
-        return args, {**kwargs, self.where: u}
+        given = tuple(u if place in self.where else x for place, x in enumerate(args))
+        return given, {place: u if place in self.where else x for place, x in kwargs.items()}
 
 
 @dataclass(frozen=True)
@@ -261,6 +268,7 @@ class Recording:
 
             rec.rewrite(lambda at, u, delta: u + delta / 2)                     # Δt = ½ in every branch
             rec.rewrite(lambda at, u, delta: u if at.symbol == "R" else None)   # without feed-forward
+            rec.rewrite(lambda at, u, delta: u if "cross" in at.names else None)  # without the layers' module `cross`
             rec.rewrite(step=lambda l, u, f: u if l % 2 else None)              # every second layer left out
         """
         for name, given in (("write", write), ("step", step)):
@@ -278,12 +286,12 @@ class Recording:
             if done.place not in places:
                 return None
             number = places.index(done.place)
-            parts = [part.reshape(u.shape) for _, part in tracer.parts(done)]
-            delta = done.delta.reshape(u.shape)
-            parts = parts if len(parts) == len(symbols[number]) else [delta]
-            at = At(layer, number, tuple(zip(symbols[number], parts, strict=True)))
+            names, parts = zip(*_branches(tracer.parts(done), done.delta, len(symbols[number])), strict=True)
+            parts = zip(symbols[number], (part.reshape(u.shape) for part in parts), strict=True)
             try:
-                new = write(at, done.before.reshape(u.shape), delta)
+                new = write(
+                    At(layer, number, tuple(parts), names), done.before.reshape(u.shape), done.delta.reshape(u.shape)
+                )
             except TypeError as error:  # within u + δ Python takes it for "cannot be added", and drops it
                 failed.append(error)
                 raise
@@ -292,10 +300,14 @@ class Recording:
         tracer = Tracer(change)
 
         def begin(layer, args, kwargs):
-            u = self._blocks[layer].stream(args, kwargs)
+            block = self._blocks[layer]
+            u = block.stream(args, kwargs)
             now.append((layer, u.clone()))
-            if write is not None and not self._blocks[layer].added:
+            if block.fixed:  # a tensor of its own, as when the layer was read: else all that is made of it is a write
+                u = u.clone()
+            if write is not None and not block.added:
                 tracer.begin(u)
+            return block.with_stream(args, kwargs, u) if block.fixed else None
 
         def end(layer, args, kwargs, out):
             block, u, new = replace(self._blocks[layer], args=args, kwargs=kwargs), now[-1][1], None
@@ -471,12 +483,15 @@ def _found(
     lacking = "; tensors (token, feature) were seen: add an axis of examples, as x[None] does" if axes == {2} else ""
     if named is None:
         row, others = stages_of(calls)
+        left = next((call for call in calls if _belongs(call, row)), None)
+        if (not row or left) and (pair := added_between(calls, run)):
+            raise Unreadable(_added_by_the_model(*pair))
         if not row:
             raise Unreadable(
                 f"no two modules in a row of {type(model).__name__} map {FIELD} to one"
                 + (lacking or "; put each layer into a module that does. blocks=[…] reads one layer alone")
             )
-        if left := next((call for call in calls if _belongs(call, row)), None):
+        if left:
             layers = _around(calls, row)
             if len(layers) > 1:
                 raise Unreadable(
@@ -505,18 +520,29 @@ def _found(
                 f"no module of blocks, when the model runs, maps {FIELD} to one of its shape"
                 + (lacking or "; give modules that do")
             )
+        if pair := added_between(calls, run):
+            raise Unreadable(_added_by_the_model(*pair))
     added = len(calls) > 1 and all(is_added(*pair) for pair in pairwise(calls))
 
-    places = []
+    wheres = []
     for n, call in enumerate(calls):
-        before = calls[n - 1].made if n and not added else None
-        places.append((call.given.get(before) or next(iter(call.given.values())))[0])
-    usual = places[-1][0]  # the first layer may get its input twice
-    wheres = [usual if usual in row else row[0] for row in places]
+        made = calls[n - 1].made if n and not added else None
+        wheres.append((call.given.get(made) or next(iter(call.given.values())))[0])
+    if len(wheres) > 1 and (usual := set(wheres[0]) & set(wheres[1])):  # the first may get its stream as a start too
+        wheres[0] = [place for place in wheres[0] if place in usual]
     blocks = [
-        _Block(call.name, call.module, call.number, where, added) for call, where in zip(calls, wheres, strict=True)
+        _Block(call.name, call.module, call.number, tuple(where), added)
+        for call, where in zip(calls, wheres, strict=True)
     ]
     return blocks, notes
+
+
+def _added_by_the_model(one: Call, other: Call) -> str:
+    between = f"between {one.name} and {other.name}" if one.name != other.name else f"between two calls of {one.name}"
+    return (
+        f"{between} the model itself adds something to the stream, such as an embedding of the step; put the addition "
+        "and the layer into one module, called as often: u = step(u, i)"
+    )
 
 
 def _belongs(call: Call, row: Sequence[Call]) -> bool:
@@ -559,7 +585,8 @@ def _captured(found: list[_Block], run: Callable[[], Any], trace: bool) -> tuple
             listening.enter_context(tracer)
         u = tracer.copy(given)
         args, kwargs = full[layer].with_stream(args, kwargs, u)
-        full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u)
+        fixed = any(x is given for x in (*args, *kwargs.values()))
+        full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u, fixed=fixed)
 
     def end(layer, args, kwargs, out):
         after = full[layer].result(full[layer].u, out)
@@ -640,12 +667,14 @@ def _check_alone(first: _Block) -> None:
 
 
 def _check_again(block: _Block, out: Field) -> None:
-    if not out.equal(block.out):
-        raise Unreadable(
-            f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "
-            "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off; a "
-            "model that makes the cache itself must run without one"
-        )
+    gap = (precise(out) - precise(block.out)).abs().amax()
+    if out.equal(block.out) or (block.fixed and gap <= _rounding(out) * out.abs().amax()):
+        return  # attention from a tensor to itself rounds otherwise than to a copy
+    raise Unreadable(
+        f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "
+        "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off; a "
+        "model that makes the cache itself must run without one"
+    )
 
 
 def _traced(
@@ -678,15 +707,21 @@ def _read(
 
     shape, stages = block.u.shape, []
     for number, write in enumerate(writes):
-        kinds, branches = known.kinds[number], write.parts
-        if len(kinds) < len(branches):  # all of one kind, experts for example: one branch
-            branches = [(" + ".join(dict.fromkeys(name for name, _ in branches)), write.delta)]
+        kinds = known.kinds[number]
+        branches = _branches(write.parts, write.delta, len(kinds))
         together = next(group for group in known.groups() if number in group)
         before, after = writes[together[0]].before.reshape(shape), writes[together[-1]].after.reshape(shape)
         for (symbol, causal), (name, delta) in zip(kinds, branches, strict=True):
             stages.append(Stage(symbol, name, delta.reshape(shape), before, after, causal))
     _check_sum(block, stages)
     return tuple(stages), known
+
+
+def _branches(parts: Sequence[tuple[str, Tensor]], delta: Tensor, kinds: int) -> Sequence[tuple[str, Tensor]]:
+    """The parts of a write with their names; one branch if all are of one kind, as experts are."""
+    if len(parts) == kinds:
+        return parts
+    return [(" + ".join(dict.fromkeys(name for name, _ in parts)), delta)]
 
 
 def _whole(

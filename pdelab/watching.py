@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,14 +88,22 @@ def _uncompiled() -> AbstractContextManager:
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, no fused fast path; these, buffers and the random state as before at the end."""
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    bits = [(buffer, name_of(buffer), buffer.clone()) for buffer in model.buffers()]
     try:
         with evaluating(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.no_grad():
             yield
     finally:
+        for module, held, buffers in attributes:
+            now = module._buffers
+            if now.keys() != buffers.keys() or any(now[name] is not buffer for name, buffer in buffers.items()):
+                vars(module).clear()  # also the attributes that go with a buffer, such as how far it is filled
+                vars(module).update(held)
+                now.clear()
+                now.update(buffers)
         with torch.no_grad():
-            for buffer, held in buffers:
-                if not buffer.equal(held):  # one that counts, or keeps statistics
+            for buffer, name, held in bits:
+                if name_of(buffer) != name or not buffer.equal(held):  # one that counts, or keeps statistics
                     buffer.copy_(held)
 
 
@@ -317,7 +326,7 @@ class Write:
     branch: Name | None = None
     sign: float = 1.0
     steps: int = 0  # operations since the layer's input
-    maker: str = ""  # the module that is this norm
+    maker: str = ""  # the module per feature that wrote it, a norm for one
     parts: Sequence[tuple[str, Tensor]] = ()
 
     @property
@@ -341,7 +350,9 @@ class Tracer(TorchDispatchMode):
 
     def __init__(self, change: Change | None = None):
         super().__init__()
-        self.change, self.active, self.inside = change, False, 0
+        self.change, self.active = change, False
+        self.quiet = 0  # above 0 in what is no operation of the layer
+        self.norm: str | None = None  # the module per feature that runs: in it only additions to the stream are seen
         self.alive: list[Tensor] = []
         self.copies: dict[Name, Tensor] = {}
 
@@ -381,7 +392,7 @@ class Tracer(TorchDispatchMode):
             return [(write.maker, write.delta)]
         leaves = self._leaves(write.branch, write.added, write.sign)
         if len(leaves) == 1:
-            return [(self.makers.get(write.branch, ""), write.delta)]
+            return [(self.makers.get(write.branch, write.maker), write.delta)]
         shape = write.before.shape
         return [(self.makers.get(name, ""), torch.broadcast_to(sign * x, shape)) for name, x, sign in leaves]
 
@@ -394,9 +405,11 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self.active or self.inside or not args or not isinstance(args[0], Tensor):
+        if not self.active or self.quiet or not args or not isinstance(args[0], Tensor):
             return func(*args, **kwargs)
         operation, name = func.overloadpacket.__name__, name_of(args[0])
+        if self.norm is not None and not (operation in ADDITIONS and self._shifts(*args[:2])):
+            return func(*args, **kwargs)
         if operation in ADDITIONS and isinstance(args[1], Tensor):
             return self._add(func, args, kwargs)
         if operation in COPIES:
@@ -417,6 +430,11 @@ class Tracer(TorchDispatchMode):
             self.makers[name_of(out)] = self.makers[name]  # a branch that is scaled or put in another order
             self.alive.append(out)
         return out
+
+    def _shifts(self, one: Tensor, other: Any) -> bool:
+        """Whether one of them is the stream, and the other one number per feature."""
+        pairs = ((one, other), (other, one)) if isinstance(other, Tensor) else ()
+        return any(name_of(u) in self.stream and _constant(shift) for u, shift in pairs)
 
     def _scale_sum(self, operation: str, args: tuple, out: Tensor) -> None:
         """A sum of branches times a constant is the sum of the branches times that constant."""
@@ -455,9 +473,9 @@ class Tracer(TorchDispatchMode):
             first = self._steps(names[0]) <= self._steps(names[1])
             on = [first, not first]
         if on[0]:
-            write = Write(self.place, "add", names[0], kept, out, other, names[1], sign)
+            write = Write(self.place, "add", names[0], kept, out, other, names[1], sign, maker=self.norm or "")
         elif on[1] and sign == 1.0:
-            write = Write(self.place, "add", names[1], other, out, kept, names[0])
+            write = Write(self.place, "add", names[1], other, out, kept, names[0], maker=self.norm or "")
         else:
             if kept.numel() == other.numel():
                 self.alive += [kept, other, out, one]
@@ -482,14 +500,14 @@ class Tracer(TorchDispatchMode):
         write.steps = self._steps(write.parent) + 1
         self.place += 1
         self.alive += [out, *kept]
-        self.inside += 1  # what is computed here is no operation of the layer
+        self.quiet += 1  # what is computed here is no operation of the layer
         try:
             before = self.copies.get(write.parent)
             write.before, write.after = write.before.clone() if before is None else before, out.clone()
             write.added = None if write.added is None else write.added.clone()
             new = None if self.change is None else self.change(write, self)
         finally:
-            self.inside -= 1
+            self.quiet -= 1
         if new is not None:
             new = new.to(out.dtype).reshape(out.shape)
             out = out.copy_(new) if in_place else new
@@ -508,16 +526,21 @@ class Tracer(TorchDispatchMode):
         """Hear the modules inside the layer: who made which branch, and norms that are written by hand."""
         norms: list[tuple[Tensor | None, Name | None]] = []  # what those that run were given, if it is one tensor
 
-        def begin(module, args, kwargs):
-            given = list(tensors((args, kwargs)))
-            norms.append((given[0], name_of(given[0])) if len(given) == 1 else (None, None))
-            self.inside += len(given) == 1
+        def begin(prefix: str):
+            def hook(module, args, kwargs):
+                given = list(tensors((args, kwargs)))
+                norms.append((given[0], name_of(given[0])) if len(given) == 1 else (None, None))
+                self.norm = prefix if len(given) == 1 else None
+
+            return hook
 
         def end(prefix: str, feature: bool, weighted: bool):
             def hook(module, args, kwargs, out):
                 (u, name), made = norms.pop() if feature else (None, None), next(tensors(out), None)
-                self.inside -= u is not None
-                if not self.active or self.inside or made is None:
+                self.norm = None
+                if not self.active or self.quiet or made is None:
+                    return None
+                if name in self.stream and name_of(made) in self.stream:  # u + t, an addition as any other
                     return None
                 if name in self.stream and made.shape == u.shape and name_of(made) != name:
                     write = Write(self.place, "norm", name, u, made, maker=prefix)
@@ -536,7 +559,7 @@ class Tracer(TorchDispatchMode):
                     continue
                 feature, weighted = _per_feature(module), any(True for _ in module.parameters())
                 if feature:
-                    hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                    hooks.callback(module.register_forward_pre_hook(begin(name), with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(end(name, feature, weighted), with_kwargs=True).remove)
             yield
 
@@ -549,3 +572,30 @@ def _per_feature(module: nn.Module) -> bool:
 def _constant(x: Any) -> bool:
     """A number, or one number per feature: not computed from the tokens."""
     return not isinstance(x, Tensor) or x.ndim == 0 or x.numel() == x.shape[-1]
+
+
+def added_between(calls: Sequence[Call], run: Callable[[], Any]) -> tuple[Call, Call] | None:
+    """The first two calls, one after the other in a list of alike layers, between which the model adds to the stream.
+
+    The list is the one that holds most weights; branches that the model adds, u + f(u), are layers themselves.
+    """
+    lists: dict[tuple[str, type], list[Call]] = defaultdict(list)
+    for call in calls:
+        lists[call.container, type(call.module)].append(call)
+    lists_of_more = (row for row in lists.values() if len(row) > 1)
+    layers = max(lists_of_more, key=lambda row: (_weights(row), len(row)), default=[])
+    pairs = [(one, other) for one, other in pairwise(layers) if not hands_on(one, other) and not is_added(one, other)]
+    if not pairs:
+        return None
+    tracer, adding = Tracer(), set()
+
+    def begin(layer, args, kwargs):
+        if layer and any(w.kind == "add" for x in tensors((args, kwargs)) for w in tracer.path(x)):
+            adding.add(layer - 1)
+
+    def end(layer, args, kwargs, out):
+        tracer.begin(next(tensors(out)))
+
+    with at_layers([(call.module, call.number) for call in layers], begin, end), tracer:
+        run()
+    return next(((layers[n], layers[n + 1]) for n in sorted(adding) if (layers[n], layers[n + 1]) in pairs), None)

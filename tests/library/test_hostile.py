@@ -768,7 +768,7 @@ CALLS = {
     ),
     "metrics.jacobian.random_growth": call(
         jacobian.random_growth,
-        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        f=function(double, *SHAPES, graph=True),
         u=state(),
         mask=padding(),
         draws=size(2),
@@ -776,7 +776,7 @@ CALLS = {
     ),
     "metrics.diffusivity.sampled_diffusivity": call(
         diffusivity.sampled_diffusivity,
-        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        f=function(double, *SHAPES, graph=True),
         u=state(),
         mask=padding(),
         draws=size(2, 2),
@@ -784,7 +784,7 @@ CALLS = {
     ),
     "metrics.jacobian.derivative": call(
         jacobian.derivative,
-        f=function(double, *SHAPES, graph=True, **{"no graph": "a derivative forward needs none"}),
+        f=function(double, *SHAPES, graph=True),
         u=state(),
         direction=state(V, width=True),
         mask=padding(),
@@ -1184,6 +1184,7 @@ UNCALLED = {
     "metrics.base.each_example": "inside metrics, which are called with each reduction",
     "metrics.base.aligned": "inside metrics, of what clean has checked",
     "metrics.base.norm": "any tensor has one",
+    "metrics.jacobian.products": "inside metrics, of what was checked; called by all that iterate on a Jacobian",
     "metrics.base.stacked": "the check itself",
     "metrics.attention.check_rows": "the check itself, called by every metric of maps",
     "metrics.attention.check_maps": "the check itself, called by every metric of maps",

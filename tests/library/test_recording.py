@@ -454,6 +454,34 @@ def test_additions_in_modules_of_their_own_are_additions():
     assert record(Stack(AddModule), states()).scheme == "A→R"
 
 
+def test_a_shift_of_the_stream_has_one_symbol_written_in_a_layer_or_as_a_module():
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.by = nn.Parameter(torch.randn(WIDTH))
+
+        def forward(self, u):
+            return u + self.by
+
+    class Module(Pre):
+        def __init__(self):
+            super().__init__()
+            self.shift = Shift()
+
+        def forward(self, u):
+            return super().forward(self.shift(u))
+
+    class Written(Module):
+        def forward(self, u):
+            return Pre.forward(self, u + self.shift.by)
+
+    for kind in (Module, Written):
+        rec = record(Stack(kind), states())
+        assert rec.scheme == "R→A→R"
+        check_sums(rec)
+    assert record(Stack(Module), states()).stages[0][0].name == "shift"
+
+
 def test_a_layer_that_works_in_place_harms_neither_states_nor_inputs():
     plain, changed = Stack(Pre), Stack(InPlace)
     changed.load_state_dict(plain.state_dict())
@@ -501,7 +529,45 @@ def test_the_stream_is_found_where_the_first_layer_gets_it_twice():
             return self.head(u)
 
     rec = record(Started(Twice), states())
-    assert [block.where for block in rec._blocks] == [0] * 4
+    assert [block.where for block in rec._blocks] == [(0,)] * 4
+
+
+class Doubled(Block):
+    """torch's attention from one argument to the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, u, memory):
+        u = u + self.cross(u, memory, memory)[0]
+        return u + self.react(self.two(u))
+
+
+class Onto(Stack):
+    """Each layer gets its stream twice."""
+
+    def forward(self, x):
+        u = self.embed(x)
+        for layer in self.layers:
+            u = layer(u, u)
+        return self.head(u)
+
+
+def test_a_layer_that_gets_its_stream_twice_gets_both_of_every_stream():
+    model = Onto(Doubled)
+    rec = record(model, states())
+    assert rec.scheme == "A→R"
+    check_sums(rec)
+    other = torch.randn_like(rec.trajectory.states[1])
+    with torch.no_grad():
+        torch.testing.assert_close(rec.layer(1)(other), model.layers[1](other, other))
+    torch.testing.assert_close(rec.rewrite(lambda at, u, delta: u + delta), rec.output)
+    for layer in model.layers:
+        layer.react[2].weight.data.zero_()
+        layer.react[2].bias.data.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(rec.rewrite(lambda at, u, delta: u + delta), model(states()))
 
 
 def test_masks_are_found_by_position_and_under_torchs_name():
@@ -840,6 +906,31 @@ class TestRewrite:
                 u = model.layers[number](u)
         torch.testing.assert_close(out, model.head(u), rtol=0, atol=0)
 
+    def test_cross_attention_is_told_from_feed_forward_by_its_name(self):
+        """Both act on one token alone, as what is attended to comes from elsewhere."""
+
+        class Crossing(Pre):
+            def __init__(self):
+                super().__init__()
+                self.cross = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+            def forward(self, u, memory):
+                u = u + self.cross(self.one(u), memory, memory)[0]
+                return u + self.react(self.two(u))
+
+        model, memory = Stack(Crossing), states(length=5)
+        rec = record(model, (states(), memory))
+        assert rec.scheme == "R→R"
+        assert [stage.name for stage in rec.stages[0]] == ["cross", "react"]
+        names = []
+        out = rec.rewrite(lambda at, u, delta: names.append(at.names) or (u if "cross" in at.names else None))
+        assert names == [("cross",), ("react",)] * 4
+        for layer in model.layers:
+            layer.cross.out_proj.weight.data.zero_()
+            layer.cross.out_proj.bias.data.zero_()
+        with torch.no_grad():
+            torch.testing.assert_close(out, model(states(), memory))
+
     @pytest.mark.parametrize("model", [Stack(Pre), Stack(Post), Stack(InPlace), Outside()])
     def test_a_type_error_of_what_is_written_is_the_readers_own(self, model):
         def write(at, u, delta):
@@ -944,6 +1035,34 @@ class TestLeftAsItWas:
         assert all(p.grad.equal(torch.ones_like(p)) for p in model.parameters())
         self.check(model, before, output)
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_buffers_that_it_makes_anew_or_adds_and_what_it_notes_beside_them(self, fails):
+        class Table(Pre):
+            """Positions for as many tokens as were seen, made anew where there are more."""
+
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("places", torch.zeros(2, WIDTH))
+                self.length = 2
+
+            def forward(self, u):
+                if u.shape[1] > self.length:
+                    self.places, self.length = torch.zeros(u.shape[1], WIDTH), u.shape[1]
+                    self.register_buffer("seen", torch.ones(()))
+                if fails:
+                    raise KeyboardInterrupt
+                return super().forward(u + 0 * self.places[: u.shape[1]])
+
+        model = Stack(Table)
+        before = [layer.places for layer in model.layers]
+        if fails:
+            with pytest.raises(KeyboardInterrupt):
+                record(model, states())
+        else:
+            assert record(model, states()).scheme == "R→A→R"
+        assert all(layer.places is held for layer, held in zip(model.layers, before, strict=True))
+        assert all(layer.length == 2 and "seen" not in dict(layer.named_buffers()) for layer in model.layers)
+
     @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
     @pytest.mark.parametrize("call", [1, 2, 3, 6])  # while layers are looked for, captured and read
     def test_after_an_interruption(self, error, call):
@@ -1013,7 +1132,7 @@ class TestUnreadable:
                     u = layer(u + start if number == 2 else u)
                 return self.head(u)
 
-        with pytest.raises(Unreadable, match=r"layers\.3 does not get what layers\.0 to layers\.2 hand on; move what"):
+        with pytest.raises(Unreadable, match=r"between layers\.2 and layers\.3 the model itself adds something"):
             record(Skipping(Pre), states())
         assert len(record(Skipping(Pre), states(), blocks=["layers.0", "layers.1", "layers.2"]).names) == 3
 
@@ -1033,6 +1152,51 @@ class TestUnreadable:
                 return self.head(u)
 
         assert len(record(Moved(Pre), states()).names) == 4
+
+    @pytest.mark.parametrize(
+        ("shared", "where"), [(False, r"layers\.0 and layers\.1"), (True, r"two calls of layers\.0")]
+    )
+    def test_what_the_model_adds_between_layers_is_said_to_belong_into_a_module(self, shared, where):
+        class Timed(Stack):
+            def __init__(self, kind):
+                super().__init__(kind, shared=shared)
+                self.times = nn.Parameter(torch.randn(self.depth, WIDTH))
+
+            def forward(self, x):
+                u = self.embed(x)
+                for number in range(self.depth):
+                    u = self.step(u, number)
+                return self.head(u)
+
+            def step(self, u, number):
+                return self.layers[number % len(self.layers)](u + self.times[number])
+
+        class Step(nn.Module):
+            def __init__(self, timed):
+                super().__init__()
+                self.times, self.layers = timed.times, timed.layers
+
+            def forward(self, u, number):
+                return self.layers[number % len(self.layers)](u + self.times[number])
+
+        class Mended(nn.Module):
+            """As the sentence says."""
+
+            def __init__(self, timed):
+                super().__init__()
+                self.embed, self.step, self.depth = timed.embed, Step(timed), timed.depth
+
+            def forward(self, x):
+                u = self.embed(x)
+                for number in range(self.depth):
+                    u = self.step(u, number)
+                return u
+
+        with pytest.raises(Unreadable, match=rf"^between {where} the model itself adds something"):
+            record(Timed(Pre), states())
+        rec = record(Mended(Timed(Pre)), states(), blocks=["step"])  # embed, of the same width, is no layer
+        assert rec.scheme == "R→A→R"
+        check_sums(rec)
 
     def test_one_layer_alone_is_read_where_it_is_named(self):
         class One(nn.Module):
