@@ -1,11 +1,11 @@
 """`solve` beside torchdiffeq's fixed steps, forward and backward, and recomputed gradients beside a plain loop's.
 
 The same steps of the same field: forward a small one, (1, 8, 4), whose cost is that of the calls; backward one of
-(8, 128, 32) with a loss that sees every state. The gradients of the last rows are those of attention and feed-forward,
-with a loss that sees the last state.
+(8, 128, 32) with a loss that sees every state: ours are a tuple, theirs one tensor. The gradients of the last rows are
+those of attention and feed-forward, with a loss that sees the last state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -30,22 +30,23 @@ class Layer(nn.Module):
         return torch.tanh(self.linear(u))
 
 
-def differentiated(final: Callable[[Tensor], Tensor], u0: Tensor, f: nn.Module) -> list[Tensor]:
-    """The gradients of the mean square, by the start and by every weight."""
+def differentiated(states: Callable[[Tensor], Sequence[Tensor]], u0: Tensor, f: nn.Module) -> list[Tensor]:
+    """The gradients of the mean square of these states, by the start and by every weight."""
     start = u0.clone().requires_grad_()
-    return list(torch.autograd.grad(final(start).square().mean(), [start, *f.parameters()]))
+    found = states(start)
+    loss = sum(u.square().mean() for u in found) / len(found)
+    return list(torch.autograd.grad(loss, [start, *f.parameters()]))
 
 
 def rows(device: str, quick: bool) -> Iterator[Row]:
     torchdiffeq = peer("torchdiffeq")
     repeats = 3 if quick else 15
 
-    def ours(f: Layer, u: Tensor, steps: int, method: str) -> Tensor:
-        run = solve(lambda u, t: f(t, u), u, steps=steps, dt=1 / steps, integrator=METHODS[method])
-        return torch.stack(run.states)
+    def ours(f: Layer, u: Tensor, steps: int, method: str) -> Sequence[Tensor]:
+        return solve(lambda u, t: f(t, u), u, steps=steps, dt=1 / steps, integrator=METHODS[method]).states
 
-    def theirs(f: Layer, u: Tensor, steps: int, method: str) -> Tensor:
-        return torchdiffeq.odeint(f, u, torch.linspace(0, 1, steps + 1, device=device), method=method)
+    def theirs(f: Layer, u: Tensor, steps: int, method: str) -> Sequence[Tensor]:  # all in one tensor
+        return [torchdiffeq.odeint(f, u, torch.linspace(0, 1, steps + 1, device=device), method=method)]
 
     small, u = Layer(4).to(device), torch.randn(1, 8, 4, device=device)
     for method in METHODS:
@@ -53,8 +54,8 @@ def rows(device: str, quick: bool) -> Iterator[Row]:
         yield compare(
             f"64 steps of {method}, small field, forward",
             "torchdiffeq.odeint",
-            torch.no_grad()(partial(ours, *given)),
-            torch.no_grad()(partial(theirs, *given)),
+            torch.no_grad()(lambda given=given: torch.stack(ours(*given))),
+            torch.no_grad()(lambda given=given: theirs(*given)[0]),
             target="≤ 1.0",
             repeats=repeats,
             device=device,
@@ -83,13 +84,13 @@ def recomputed(device: str, quick: bool) -> Iterator[Row]:
     equation = MasterEquation(Interaction(32, 2), Reaction(32, 128)).to(device, torch.float64)
     u0 = torch.randn(shape, dtype=torch.float64).to(device)
 
-    def loop(u: Tensor) -> Tensor:
+    def loop(u: Tensor) -> Sequence[Tensor]:
         for n in range(steps):
             u = u + equation(u, n / steps) / steps
-        return u
+        return [u]
 
-    def run(u: Tensor) -> Tensor:
-        return solve(equation, u, steps=steps, dt=1 / steps, keep=lambda u: None, recompute=True).final
+    def run(u: Tensor) -> Sequence[Tensor]:
+        return [solve(equation, u, steps=steps, dt=1 / steps, keep=lambda u: None, recompute=True).final]
 
     ours, theirs = (partial(differentiated, way, u0, equation) for way in (run, loop))
     work = f"gradient through {steps} steps, recomputed: "

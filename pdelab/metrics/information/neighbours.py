@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -99,32 +100,33 @@ def _terms(reach: Tensor, k: int, near: Callable[[], tuple[Tensor, Tensor]]) -> 
 
 
 def _sorted(x: Tensor, y: Tensor, k: int) -> Tensor:
-    """The terms of the mean for one feature each, (sample,): neighbours by a tree, and x and y sorted to count."""
-    points = torch.stack([x, y], dim=1).cpu().double().numpy()
+    """The terms of the mean for one feature each, in the order of x: neighbours by a tree, x and y sorted to count."""
+    points = torch.stack([x, y], dim=1).cpu().numpy()
+    points = points[points[:, 0].argsort()]  # what is asked next is then near what was
     tree = cKDTree(points, leafsize=8, balanced_tree=False, compact_nodes=False)
     distances, _ = tree.query(points, k=[k + 1], p=math.inf)  # the first is the sample itself
-    reach = torch.from_numpy(distances).squeeze(1).to(x)
-    return _terms(reach, k, lambda: (_within(x, reach), _within(y, reach)))
+    reach = distances[:, 0].astype(points.dtype)
+    return _terms(torch.from_numpy(reach), k, lambda: tuple(_within(one, reach) for one in points.T)).to(x.device)
 
 
-def _within(x: Tensor, reach: Tensor) -> Tensor:
+def _within(x: np.ndarray, reach: np.ndarray) -> Tensor:
     """How many other samples have |x_i − x_j| < ε_i: (sample,)."""
-    values, counts = torch.unique(x, return_counts=True)
-    below = torch.nn.functional.pad(counts.cumsum(0), (1, 0))  # samples below each value
-    fenced = torch.nn.functional.pad(values, (1, 1), value=torch.inf)
+    values, counts = np.unique(x, return_counts=True)
+    below = np.concatenate([[0], counts.cumsum()])  # samples below each value
+    fenced = np.concatenate([values, [np.inf, np.inf]]).astype(x.dtype)  # also at −1, the last
 
-    def inside(place: Tensor) -> Tensor:
-        return (x - fenced[place + 1]).abs() < reach
+    def inside(place: np.ndarray) -> np.ndarray:
+        return np.abs(x - fenced[place]) < reach
 
-    first = torch.searchsorted(values, x - reach)
-    last = torch.searchsorted(values, x + reach, right=True) - 1
+    first = np.searchsorted(values, x - reach)
+    last = np.searchsorted(values, x + reach, side="right") - 1
     # |x_i − x_j| and x_i ± ε_i round differently: what decides is the distance, as where all distances are computed
     for place, outwards in ((first, -1), (last, 1)):
         while (wrong := ~inside(place)).any():
             place -= outwards * wrong
         while (more := inside(place + outwards)).any():
             place += outwards * more
-    return below[last + 1] - below[first] - 1
+    return torch.from_numpy(below[last + 1] - below[first] - 1)
 
 
 def _compared(xs: Tensor, ys: Tensor, chosen: range, k: int) -> Tensor:
