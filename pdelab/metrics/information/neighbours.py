@@ -100,13 +100,15 @@ def _terms(reach: Tensor, k: int, near: Callable[[], tuple[Tensor, Tensor]]) -> 
 
 
 def _sorted(x: Tensor, y: Tensor, k: int) -> Tensor:
-    """The terms of the mean for one feature each, in the order of x: neighbours by a tree, x and y sorted to count."""
+    """The terms of the mean for one feature each, (sample,): neighbours by a tree, and x and y sorted to count."""
     points = torch.stack([x, y], dim=1).cpu().numpy()
-    points = points[points[:, 0].argsort()]  # what is asked next is then near what was
+    order = points[:, 0].argsort()
+    points = points[order]  # what is asked next is then near what was
     tree = cKDTree(points, leafsize=8, balanced_tree=False, compact_nodes=False)
     distances, _ = tree.query(points, k=[k + 1], p=math.inf)  # the first is the sample itself
     reach = distances[:, 0].astype(points.dtype)
-    return _terms(torch.from_numpy(reach), k, lambda: tuple(_within(one, reach) for one in points.T)).to(x.device)
+    terms = _terms(torch.from_numpy(reach), k, lambda: tuple(_within(one, reach) for one in points.T))
+    return terms[order.argsort()].to(x.device)
 
 
 def _within(x: np.ndarray, reach: np.ndarray) -> Tensor:
