@@ -6,13 +6,16 @@ the last version with HookedTransformer; its filter of names caches what ours ke
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from harness import Row, compare, peak_memory, peer, spread, timed
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from pdelab import transformer
+from pdelab import Place, Settings, datasets, train, transformer
+from pdelab.metrics.similarity import fidelity
+from pdelab.models import with_ends
 from pdelab.seeds import normal
 
 WIDTH, DEPTH, HEADS, HIDDEN = 128, 6, 4, 512
@@ -34,6 +37,7 @@ def rows(device: str, quick: bool) -> Iterator[Row]:
             if norm == "pre":
                 yield share(ours, tokens, batch, device, repeats)
     yield bfloat16(device, *(sizes[1][:2]), repeats)
+    yield trained(device, 2 if quick else 5, 10 if quick else 300)
 
     tokens, batch = (12, 2) if quick else (256, 8)
     own, lens = (model.to(device) for model in lens_pair(tokens))
@@ -122,23 +126,57 @@ def share(step: Callable[[], object], tokens: int, batch: int, device: str, repe
     return spread(name, "physical limit", shares, target, note)
 
 
+class Autocast(nn.Module):
+    """A model whose products are of bfloat16 numbers; weights, sums and what it gives stay in float32."""
+
+    def __init__(self, model: nn.Module, enabled: bool):
+        super().__init__()
+        self.model, self.enabled = model, enabled
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.enabled):
+            return self.model(x, mask).float()
+
+
 def bfloat16(device: str, tokens: int, batch: int, repeats: int) -> Row:
     """The same step under autocast; the note says what it does to the loss after a few."""
     u, goal = fields(tokens, batch, device)
-    steps, losses = [], []
-    for enabled in (True, False):
-        model = transformer(WIDTH, DEPTH, HEADS, HIDDEN).to(device)
-
-        def call(u: Tensor, model=model, enabled=enabled) -> Tensor:
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=enabled):
-                return model(u).float()
-
-        step = training(model, call, u, goal)
-        losses.append([float(step()) for _ in range(STEPS)][-1])
-        steps.append(step)
+    models = [Autocast(transformer(WIDTH, DEPTH, HEADS, HIDDEN), enabled).to(device) for enabled in (True, False)]
+    steps = [training(model, model, u, goal) for model in models]
+    losses = [[float(step()) for _ in range(STEPS)][-1] for step in steps]
     note = f"loss after {STEPS} steps {losses[0]:.5f} beside {losses[1]:.5f}"
     work = f"training step in bfloat16 (autocast), pre-norm, N={tokens} B={batch}"
     return compare(work, "the same in float32", *steps, repeats=repeats, device=device, note=note)
+
+
+def trained(device: str, seeds: int, steps: int) -> Row:
+    """Whole trainings on digits, and what bfloat16 does to their results; time is that of the training."""
+    digits = datasets.load("digits-rows")
+    x, y = digits.test.x.to(device), digits.test.y.to(device)
+    settings = Settings(steps=steps, warmup=steps // 10, rate=1e-3)
+    ratios, found = [], {True: [], False: []}
+    for seed in range(seeds):
+        seconds = {}
+        for enabled in (True, False) if seed % 2 else (False, True):
+            core = transformer(WIDTH, 4, HEADS, HIDDEN, seed=seed)
+            model = with_ends(core, WIDTH, outputs=10, length=8, features=8, seed=seed).to(device)
+            cast = Autocast(model, enabled)
+            place = Place(device=device, progress=False)
+            seconds[enabled] = timed(partial(train, cast, digits, settings, seed=seed, place=place), device)
+            with torch.no_grad():
+                right = (cast.eval()(x).argmax(dim=-1) == y).float().mean().item()
+                found[enabled].append((right, fidelity(model.trajectory(x))[-1].item()))
+        ratios.append(seconds[True] / seconds[False])
+
+    def words(enabled: bool) -> str:
+        accuracy, kept = (
+            f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+            for values in zip(*found[enabled], strict=True)
+        )
+        return f"accuracy {accuracy}, fidelity {kept}"
+
+    work = f"training on digits in bfloat16 (autocast), pre-norm, {steps} steps, {seeds} seeds"
+    return spread(work, "the same in float32", ratios, note=f"{words(True)} beside {words(False)}")
 
 
 def lens_pair(tokens: int) -> tuple[nn.Module, nn.Module]:
