@@ -13,7 +13,7 @@ from harness import Row, compare, peak_memory, peer, spread, timed
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from pdelab import Place, Settings, datasets, train, transformer
+from pdelab import Place, Settings, datasets, solve, train, transformer
 from pdelab.metrics.similarity import fidelity
 from pdelab.models import with_ends
 from pdelab.seeds import normal
@@ -220,22 +220,31 @@ def cached(model: nn.Module, u: Tensor) -> list[Tensor]:
 
 
 def curves(device: str, quick: bool) -> Iterator[Row]:
-    """Time and memory of a training step as it grows: each beside the step before, where both N and depth are given."""
+    """Time and memory of a training step as it grows, as ratios of the last size to the first; the note has them all."""
     lengths = (8, 16) if quick else (256, 512, 1024, 2048, 4096)
     depths = (2, 4) if quick else (6, 24, 96, 384)
-    for kind, values in (("N", lengths), ("depth", depths)):
+    cases = ("N", lengths, False), ("depth", depths, False), ("depth", depths, True)
+    for kind, values, recompute in cases:
         seen = []
         for value in values:
             tokens, depth = (value, 2) if kind == "N" else (64, value)
             model = transformer(WIDTH, depth, HEADS, HIDDEN).to(device)
             u, goal = fields(tokens, 1, device)
-            step = training(model, lambda u, model=model: model.trajectory(u).states[-1], u, goal)
+            step = training(model, partial(last, model, recompute), u, goal)
             step()
             seconds = statistics.median(timed(step, device) for _ in range(3))
             seen.append((value, seconds, peak_memory(step, device) / 2**20))
-        (first, time, memory), (last, times, memories) = seen[0], seen[-1]
+        (first, time, memory), (end, times, memories) = seen[0], seen[-1]
         curve = "; ".join(f"{kind} = {value}: {t:.3g} s, {mb:.0f} MB" for value, t, mb in seen)
-        growth = last / first
+        way = "gradients recomputed" if recompute else "all states kept"
         for what, ratio in (("memory", memories / max(memory, 1e-3)), ("time", times / time)):
-            work = f"{what} of a training step, {kind} = {first} → {last}, all states kept"
-            yield spread(work, f"{kind} grew {growth:g} times", [ratio], note=curve if what == "memory" else "")
+            work = f"{what} of a training step, {kind} = {first} → {end}, {way}"
+            yield spread(work, f"{kind} grew {end / first:g} times", [ratio], note=curve if what == "memory" else "")
+
+
+def last(model: nn.Module, recompute: bool, u: Tensor) -> Tensor:
+    """The last state: of all that are kept, or with nothing kept that can be computed again."""
+    if not recompute:
+        return model.trajectory(u).states[-1]
+    run = {"steps": model.steps, "dt": model.dt, "integrator": model.integrator}
+    return solve(model.equation, u, **run, keep=lambda u: None, recompute=True).final
