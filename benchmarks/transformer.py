@@ -220,7 +220,7 @@ def cached(model: nn.Module, u: Tensor) -> list[Tensor]:
 
 
 def curves(device: str, quick: bool) -> Iterator[Row]:
-    """Time and memory of a training step as it grows, as ratios of the last size to the first; the note has them all."""
+    """Time and memory of a training step as it grows: the last size beside the first, and all of them in the note."""
     lengths = (8, 16) if quick else (256, 512, 1024, 2048, 4096)
     depths = (2, 4) if quick else (6, 24, 96, 384)
     cases = ("N", lengths, False), ("depth", depths, False), ("depth", depths, True)
