@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,8 +18,8 @@ STACKS = [
 ]
 
 
-def built(stack: Stack):
-    return transformer(width=stack.width, depth=stack.layers, heads=4, hidden=stack.hidden, norm="pre")
+def built(stack: Stack, seed: int = 0):
+    return transformer(width=stack.width, depth=stack.layers, heads=4, hidden=stack.hidden, norm="pre", seed=seed)
 
 
 def field(stack: Stack):
@@ -76,12 +77,30 @@ def test_two_measurements_give_the_rates_and_too_near_ones_are_refused():
         rates((short, 1.0), (long, 0.9))
 
 
-def test_a_probe_has_the_operations_of_so_many_forward_passes():
-    stack = Stack(layers=6, width=16, hidden=64, tokens=16)
-    model, u = built(stack), normal(0, "tokens", size=(1, 16, 16)).float()
+class Layered(nn.Module):
+    """A stack in which every layer, attention and feed-forward network, is one module, as in published networks."""
+
+    def __init__(self, stack: Stack):
+        super().__init__()
+        alone = Stack(1, stack.width, stack.hidden, stack.tokens)
+        self.layers = nn.ModuleList(built(alone, seed) for seed in range(stack.layers))
+
+    def forward(self, u):
+        for layer in self.layers:
+            u = layer(u)
+        return u
+
+
+@pytest.mark.parametrize(("layers", "width", "tokens"), [(6, 16, 16), (12, 16, 16), (6, 32, 24)])
+def test_a_probe_has_the_operations_of_so_many_passes(layers, width, tokens):
+    stack = Stack(layers=layers, width=width, hidden=4 * width, tokens=tokens)
+    model, u = Layered(stack), normal(0, "tokens", size=(1, tokens, width)).float()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        probe(model, u, loss=lambda out: out.square().mean(), progress=False)
-    assert counter.get_total_flops() == pytest.approx(probe_operations(stack).total, rel=0.05)
+        report = probe(model, u, loss=lambda out: out.square().mean(), progress=False)
+    assert not any(run.note for run in report.runs.values())  # none of the controls is missing
+    assert len(report.names) == layers
+    assert "→" in report.scheme
+    assert counter.get_total_flops() == pytest.approx(probe_operations(stack).total, rel=0.02)
 
 
 def test_hours_are_the_operations_at_the_rates():

@@ -85,11 +85,26 @@ def training_bytes(stack: Stack) -> float:
 
 
 def probe_operations(stack: Stack) -> Operations:
-    """`pdelab.probe` with a loss, its four controls and derivatives at four layers: 36 + 400/L forward passes.
+    """`pdelab.probe` with a loss, its four controls and derivatives at four layers, of six layers or more.
 
-    Found by counting for 6 and 12 layers; the derivatives are the part that does not grow with depth.
+    Passes forward through all layers, of the network and its controls:
+
+    | what runs | passes |
+    |---|---|
+    | the network is recorded: layers are found, branches traced and nudged; then every control | 10 + 1/L, and 4 |
+    | in each of these five, by layer: a half step, a sum, equal tokens; the next layer first, then this one | 5 − 2/L |
+    | towards the loss: the gradient, and without some layers, once chosen and five times by chance | 7 |
+    | of the network and one control: four layers, linearised for each of four derivatives | 2·16/L |
+
+    Passes backward to the states, for the gradient and of those 32: one each and 39 products with the Jacobian or its
+    transpose for the four derivatives of a layer. Lanczos' method may end sooner. A gradient of states is one product
+    of each weight matrix, and two of scores and averages.
     """
-    return (36 + 400 / stack.layers) * stack.forward()
+    L = stack.layers
+    forward = 10 + 1 / L + 4 + 5 * (5 - 2 / L) + 7 + 32 / L
+    backward = 1 + (32 + 8 * 39) / L
+    once = stack.forward()
+    return Operations((forward + backward) * once.matrices, (forward + 2 * backward) * once.attention)
 
 
 def probe_bytes(stack: Stack, number: int = BYTES) -> float:
@@ -117,6 +132,11 @@ def costs(core: float = 5e10, gpu: float = 1e14) -> list[list[str]]:
     found = [(f"train {name}", steps * s.training_step(), training_bytes(s)) for name, (s, steps) in BOOK.items()]
     found += [(f"probe {name}", probe_operations(s), probe_bytes(s)) for name, s in PROBED.items()]
     return [
-        [name, f"{work.total:.1e}", f"{size / 1e9:.2g}", *(f"{work.total / rate / 3600:.2g}" for rate in (core, gpu))]
+        [name, f"{work.total:.1e}", _short(size / 1e9), *(_short(work.total / rate / 3600) for rate in (core, gpu))]
         for name, work, size in found
     ]
+
+
+def _short(number: float) -> str:
+    """Two digits, 560 and not 5.6e+02."""
+    return f"{float(f'{number:.2g}'):g}"
