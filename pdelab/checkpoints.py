@@ -92,7 +92,9 @@ def identity(name: str, value: object) -> str:
         known = f"{kind.__module__}.{kind.__qualname__}"
         if kind is value:
             # the functions of a notebook are all of one module, and a cell may be edited
-            return known if kind.__module__ != "__main__" else f"{known} {_code(value.__code__)}"
+            if kind.__module__ != "__main__":
+                return known
+            return f"{known} {_code(value.__code__)} {of([value.__defaults__, value.__kwdefaults__])}"
         if is_dataclass(kind):
             return f"{known}({of({field.name: getattr(value, field.name) for field in fields(value)})})"
     raise ValueError(
@@ -103,8 +105,13 @@ def identity(name: str, value: object) -> str:
 
 def _code(code: CodeType) -> str:
     """A checksum of what a function does, the same wherever it lies in memory."""
-    plain = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    plain = [_code(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
     return f"{zlib.crc32(code.co_code + repr((plain, code.co_names)).encode()):08x}"
+
+
+def _constant(one: object) -> str:
+    """Its repr, but for a set, whose order differs from one process to the next."""
+    return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
 
 
 def _checksum(tensors: Iterable[Tensor]) -> str:

@@ -13,6 +13,7 @@ scaling, is S.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,7 +40,6 @@ from pdelab.watching import (
     at_layers,
     calls_of,
     copied,
-    evaluating,
     hands_on,
     is_added,
     left_as_it_was,
@@ -81,7 +81,7 @@ class Stage:
 class At:
     """Where `rewrite` is: the layer, the number of the write within it, and the (symbol, δ) that are added there.
 
-    names: of the modules inside the layer that made them, one for each part, as `Stage.name` has them.
+    names: of the modules inside the layer that made them; `Stage.name` joins those of a product, gate · attention.
     """
 
     layer: int
@@ -117,7 +117,8 @@ class _Block:
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != self.u.shape[-1]:
             raise ValueError(f"{self.name} maps {FIELD} like {tuple(self.u.shape)}; u is {described(u)}")
         args, kwargs = self.with_stream(self.args, self.kwargs or {}, u.clone())  # it may be changed in place
-        with evaluating(self.module):
+        graph = torch.is_grad_enabled()
+        with left_as_it_was(self.module), torch.set_grad_enabled(graph):
             return self.result(u, self.module.forward(*args, **kwargs))
 
     def result(self, u: Field, out: Any) -> Field:
@@ -185,6 +186,7 @@ class Recording:
     _writes: tuple[_Writes, ...]
     _read: Callable[..., tuple[tuple[Stage, ...], _Writes]]  # how layers were read
     _unread: tuple[str, ...]  # the notes on layers that were not
+    _keep: Callable[[tuple[Stage, ...]], Any]
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -214,7 +216,7 @@ class Recording:
 
     def layer(self, number: int) -> Callable[[Field], Field]:
         """u ↦ u⁺, layer `number` alone with the arguments it had: same batch, same masks. Differentiable."""
-        return self._blocks[integer("number", number, 0, len(self._blocks) - 1)]
+        return self._blocks[integer("number", number, 0, len(self._writes) - 1)]
 
     @torch.no_grad()
     def summed(self, number: int, u: Field) -> Field:
@@ -238,17 +240,15 @@ class Recording:
 
         It takes one run, in which the layers are watched; one that writes elsewhere than it did runs again by itself.
         """
-        if not self._blocks:
-            raise ValueError("no layer is known, as the first one diverged; record inputs on which it does not")
         model = self.model if model is None else _unwrapped(instance("model", model, nn.Module))
         given = self._inputs if inputs is None else _arguments(model, inputs)
         mask = self.trajectory.mask if mask is None and inputs is None else mask
         modules = dict(model.named_modules())
-        if missing := [name for name in self.names if name not in modules]:
+        if missing := [block.name for block in self._blocks if block.name not in modules]:
             raise ValueError(f"model must have the layers that were recorded; it has no {missing[0]}")
         blocks = [_Block(b.name, modules[b.name], b.number, b.where, b.added) for b in self._blocks]
         with left_as_it_was(model):
-            return _recorded(model, blocks, given, mask, lambda stages: stages, self._read, self._unread, known=self)
+            return _recorded(model, blocks, given, mask, self._keep, self._read, self._unread, known=self)
 
     @torch.no_grad()
     def rewrite(
@@ -286,8 +286,9 @@ class Recording:
             if done.place not in places:
                 return None
             number = places.index(done.place)
-            names, parts = zip(*_branches(tracer.parts(done), done.delta, len(symbols[number])), strict=True)
-            parts = zip(symbols[number], (part.reshape(u.shape) for part in parts), strict=True)
+            branches = _branches(tracer.parts(done), done.delta, len(symbols[number]))
+            names = tuple(one for name, _ in branches for one in re.split(r" [·+] ", name))
+            parts = zip(symbols[number], (part.reshape(u.shape) for _, part in branches), strict=True)
             try:
                 new = write(
                     At(layer, number, tuple(parts), names), done.before.reshape(u.shape), done.delta.reshape(u.shape)
@@ -355,7 +356,7 @@ class Recording:
 
         args, kwargs = self._inputs
         with left_as_it_was(self.model), torch.enable_grad(), at_layers(self._calls, begin, end):
-            value = one_number(loss, self.model(*args, **kwargs))
+            value = one_number(loss, self.model(*copied(args), **copied(kwargs)))
             if not value.requires_grad:
                 raise ValueError("loss must depend on the model's output, not detached nor under torch.no_grad")
             if not all(u.requires_grad for u in states):
@@ -367,7 +368,7 @@ class Recording:
 
     @property
     def _calls(self) -> list[tuple[nn.Module, int]]:
-        return [(block.module, block.number) for block in self._blocks]
+        return [(block.module, block.number) for block in self._blocks[: len(self._writes)]]
 
 
 def one_number(loss: Callable[[Any], Tensor], output: Any) -> Tensor:
@@ -397,8 +398,8 @@ def record(
     keep: makes of each layer's stages what `stages` holds in their place, where memory matters.
     A branch is A or R by what it does with the layer's own tokens while all else that the layer is given stays: to look
     at the tokens of another network is R. The model runs in evaluation mode, some eight times, and once more where
-    `again` is given other inputs; it is afterwards what it was, also if something fails, but for plain attributes that
-    it changes by itself, a counter of calls for one.
+    `again` is given other inputs; it is afterwards what it was, also if something fails, but for what it changes inside
+    a list or another object of its own.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> rec = record(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 8))
@@ -410,6 +411,8 @@ def record(
     flags(whole=whole)
     keep = (lambda stages: stages) if keep is None else function("keep", keep)
     args, kwargs = _arguments(model, inputs)
+    if any(x.is_meta for x in (*tensors((args, kwargs)), *model.parameters())):
+        raise ValueError("model and inputs must hold numbers; on the device meta there are none")
 
     with left_as_it_was(model):
         found, unread = _found(model, lambda: model(*copied(args), **copied(kwargs)), blocks)
@@ -434,18 +437,22 @@ def _recorded(
         )
     mask, notes = _mask(mask, model, inputs, found[0].u, seen)
     _check(found, mask)
-    if known is None or _kinds(found[0]) != _kinds(known._blocks[0]):
+    if known is None or not known._writes or _kinds(found[0]) != _kinds(known._blocks[0]):
         _check_alone(found[0])
     trajectory = Trajectory.of([*(block.u for block in found), found[-1].out], mask)
-    found = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
-    stages, ways = [], []
-    for number, block in enumerate(found):
-        row, how = read(block, mask, *(() if known is None else (known._writes[number], written[number])))
+    read_now = found[: len(trajectory.states) - 1]  # layers after a divergence are not read
+    stages, ways, silent = [], [], set()
+    for number, block in enumerate(read_now):
+        before = () if known is None or number >= len(known._writes) else (known._writes[number], written[number])
+        row, how = read(block, mask, *before)
+        silent |= {f"{block.name}.{stage.name}".strip(".") for stage in row if not stage.delta.any()}
         stages.append(keep(row))
         ways.append(how)
-    names, notes = tuple(block.name for block in found), (*unread, *notes)
+    if silent:
+        notes = (*notes, f"adds nothing, so that R is no finding: {', '.join(sorted(silent))}")
+    names, notes = tuple(block.name for block in read_now), (*unread, *notes)
     found, stages, ways = tuple(found), tuple(stages), tuple(ways)
-    return Recording(model, names, trajectory, stages, output, inputs, found, ways, read, unread, notes)
+    return Recording(model, names, trajectory, stages, output, inputs, found, ways, read, unread, keep, notes)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -464,13 +471,13 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
         raise ValueError("model must be the module itself; what torch.jit made of it cannot be watched")
     signature = inspect.signature(model.forward)
     try:
-        signature.bind(*args, **kwargs)
+        named = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         hint = "; a model whose one argument is a mapping takes ({…},)" if isinstance(inputs, Mapping) else ""
         takes = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
         raise ValueError(f"inputs must be what {takes} takes: {error}{hint}") from error
-    if "use_cache" in signature.parameters:
-        kwargs.setdefault("use_cache", False)  # a layer that stores keys for the next token cannot be run twice
+    if "use_cache" in signature.parameters and "use_cache" not in named:
+        kwargs["use_cache"] = False  # a layer that stores keys for the next token cannot be run twice
     return args, kwargs
 
 
@@ -501,7 +508,7 @@ def _found(
             alone = [f"; blocks=[{one.name!r}] reads {one.name or 'the model'} as one layer" for one in layers]
             raise Unreadable(
                 f"{left.name} does not get what {_span(row)} hand on; move what happens between into it, or give "
-                f"blocks=[…] that hand on what they made{''.join(alone)}"
+                f"blocks=[…] that get {FIELD} and give it first, as the next one gets it{''.join(alone)}"
             )
         calls = row
         notes = tuple(
@@ -514,12 +521,19 @@ def _found(
         for block, module in zip(named, wanted, strict=True):
             if not any(module is known for known in modules.values()):
                 raise ValueError(f"blocks must be names or modules of the model; {block!r} is none of them")
-        calls = [call for call in calls if any(call.module is module for module in wanted)]
+        everything, calls = calls, [call for call in calls if any(call.module is module for module in wanted)]
         if not calls:
             raise Unreadable(
                 f"no module of blocks, when the model runs, maps {FIELD} to one of its shape"
                 + (lacking or "; give modules that do")
             )
+        for one, other in pairwise(calls):
+            behind = everything[everything.index(one) + 1 : everything.index(other)]
+            gap = [call.name for call in behind if (call.container, call.depth) == (one.container, one.depth)]
+            if gap and not hands_on(one, other) and not is_added(one, other):
+                raise Unreadable(
+                    f"between {one.name} and {other.name} runs {gap[0]}, which blocks leaves out; name it too"
+                )
         if pair := added_between(calls, run):
             raise Unreadable(_added_by_the_model(*pair))
     added = len(calls) > 1 and all(is_added(*pair) for pair in pairwise(calls))
@@ -672,8 +686,8 @@ def _check_again(block: _Block, out: Field) -> None:
         return  # attention from a tensor to itself rounds otherwise than to a copy
     raise Unreadable(
         f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "
-        "cache of keys and values does, draws random numbers, or a hook changes what it gives; switch that off; a "
-        "model that makes the cache itself must run without one"
+        "cache of keys and values does, draws random numbers, or a hook or autocast inside the model changes what it "
+        "gives; switch that off; a model that makes the cache itself must run without one"
     )
 
 

@@ -74,8 +74,7 @@ class Trajectory:
                 raise ValueError(
                     f"attention must have one map per layer, {len(states) - 1}, (batch, head, token, token); not {maps}"
                 )
-        # NaN and ∞ stay in the largest number: one is looked at, a tenth of the time that all would take
-        finite = [bool(u.is_meta or keep_real(u.detach(), mask).abs().amax().isfinite()) for u in states]
+        finite = [_finite(keep_real(u, mask)) for u in states]
         good = len(states) if all(finite) else finite.index(False)
         return cls(
             times=tuple(float(n) for n in range(good)),

@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from pdelab.field import Field
 from pdelab.metrics.base import no_fast_path
@@ -45,12 +46,8 @@ def tensors(x: Any) -> Iterator[Tensor]:
 
 
 def copied(x: Any) -> Any:
-    """x with its tensors of floating-point numbers copied: a model may change its inputs in place."""
-    if isinstance(x, Tensor):
-        return x.clone() if x.is_floating_point() else x
-    if isinstance(x, dict):
-        return {key: copied(part) for key, part in x.items()}
-    return tuple(map(copied, x)) if type(x) is tuple else x
+    """x with its tensors copied: a model may change its inputs in place."""
+    return tree_map_only(Tensor, Tensor.clone, x)
 
 
 def with_first(x: Any, new: Tensor) -> Any:
@@ -95,12 +92,10 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module, held, buffers in attributes:
-            now = module._buffers
-            if now.keys() != buffers.keys() or any(now[name] is not buffer for name, buffer in buffers.items()):
-                vars(module).clear()  # also the attributes that go with a buffer, such as how far it is filled
-                vars(module).update(held)
-                now.clear()
-                now.update(buffers)
+            vars(module).clear()  # also the attributes that go with a buffer, such as how far it is filled
+            vars(module).update(held)
+            module._buffers.clear()
+            module._buffers.update(buffers)
         with torch.no_grad():
             for buffer, name, held in bits:
                 if name_of(buffer) != name or not buffer.equal(held):  # one that counts, or keeps statistics
@@ -214,7 +209,26 @@ def main_chain(calls: Sequence[Call]) -> list[Call]:
     row = best(lambda one, other: type(one.module) is type(other.module))
     place = row[0].container if row else None
     mixed = best(lambda one, other: one.container == other.container and place in (None, one.container))
-    return max(row, mixed, _added_row(calls), key=weight)
+    row, added = max(row, _layers_alone(mixed, row), key=weight), _added_row(calls)
+    return added if _weights(added) > _weights(row) else row  # else they are the branches of these layers
+
+
+def _layers_alone(mixed: Sequence[Call], row: Sequence[Call]) -> list[Call]:
+    """Without what stands before and behind the layers: an embedding, a norm or a readout of the stream's own width.
+
+    That is a module without parts where layers have some, or, where modules have names of their own and no numbers, one
+    of another class than the row's.
+    """
+    kinds = {type(call.module) for call in row}
+    parts = any(any(call.module.children()) for call in mixed)
+
+    def outside(call: Call) -> bool:
+        other = bool(kinds) and type(call.module) not in kinds and not call.name[-1:].isdigit()
+        return other or (parts and not any(call.module.children()))
+
+    left = list(dropwhile(outside, mixed))
+    left = list(dropwhile(outside, reversed(left)))[::-1]
+    return left if len(left) > 1 else list(mixed)
 
 
 def _weights(row: Sequence[Call]) -> int:
@@ -363,7 +377,7 @@ class Tracer(TorchDispatchMode):
         self.alive = [u]
         self.stream: dict[Name, Write | None] = {start: None}
         self.sums: dict[Name, tuple[tuple[Name, Tensor, float], ...]] = {}
-        self.makers: dict[Name, str] = {}
+        self.makers: dict[Name, tuple[str, ...]] = {}  # of a branch: the modules that made it, factors of a product
 
     def copy(self, x: Tensor) -> Tensor:
         """What x holds: the copy that is there, if it still holds that, as not every change in place is counted."""
@@ -392,9 +406,12 @@ class Tracer(TorchDispatchMode):
             return [(write.maker, write.delta)]
         leaves = self._leaves(write.branch, write.added, write.sign)
         if len(leaves) == 1:
-            return [(self.makers.get(write.branch, write.maker), write.delta)]
+            return [(self._name(write.branch) or write.maker, write.delta)]
         shape = write.before.shape
-        return [(self.makers.get(name, ""), torch.broadcast_to(sign * x, shape)) for name, x, sign in leaves]
+        return [(self._name(name), torch.broadcast_to(sign * x, shape)) for name, x, sign in leaves]
+
+    def _name(self, branch: Name) -> str:
+        return " · ".join(self.makers.get(branch, ()))
 
     def _leaves(self, name: Name, x: Tensor, sign: float) -> list[tuple[Name, Tensor, float]]:
         if name not in self.sums or name in self.makers:  # what a module gave is one branch, however it made it
@@ -424,11 +441,15 @@ class Tracer(TorchDispatchMode):
         ):
             return self._act(func, (args[1], args[0]), kwargs)
         out = func(*args, **kwargs)
-        if operation in ("mul", "div"):
+        if operation in SCALINGS:
             self._scale_sum(operation, args, out)
-        if name in self.makers and isinstance(out, Tensor) and out.numel() == self.size:
-            self.makers[name_of(out)] = self.makers[name]  # a branch that is scaled or put in another order
-            self.alive.append(out)
+        if isinstance(out, Tensor) and out.numel() == self.size:
+            # a branch that is scaled or put in another order, or a product of several
+            factors = args[:2] if operation in SCALINGS else args[:1]
+            found = [one for x in factors if isinstance(x, Tensor) for one in self.makers.get(name_of(x), ())]
+            if found:
+                self.makers[name_of(out, operation.endswith("_"))] = tuple(dict.fromkeys(found))
+                self.alive.append(out)
         return out
 
     def _shifts(self, one: Tensor, other: Any) -> bool:
@@ -438,14 +459,12 @@ class Tracer(TorchDispatchMode):
 
     def _scale_sum(self, operation: str, args: tuple, out: Tensor) -> None:
         """A sum of branches times a constant is the sum of the branches times that constant."""
+        times = operation.startswith("mul")
         pairs = ((args[0], args[1]), (args[1], args[0])) if operation == "mul" else ((args[0], args[1]),)
         for x, factor in pairs:
             if isinstance(x, Tensor) and name_of(x) in self.sums and _constant(factor):
-                scaled = [
-                    (n, y * factor if operation == "mul" else y / factor, s)
-                    for n, y, s in self._leaves(name_of(x), x, 1.0)
-                ]
-                self.sums[name_of(out)] = tuple(scaled)
+                scaled = [(n, y * factor if times else y / factor, s) for n, y, s in self._leaves(name_of(x), x, 1.0)]
+                self.sums[name_of(out, operation.endswith("_"))] = tuple(scaled)
                 self.alive += [out, *(y for _, y, _ in scaled)]
                 return
 
@@ -547,7 +566,9 @@ class Tracer(TorchDispatchMode):
                     new = self._wrote(write, made, False, u)
                     return None if new is made else with_first(out, new)
                 if weighted and made.numel() <= self.size:
-                    self.makers[name_of(made)] = prefix
+                    self.makers[name_of(made)] = self.makers.get(
+                        name, (prefix,)
+                    )  # of a norm's input, if it is a branch
                     self.alive.append(made)
                 return None
 

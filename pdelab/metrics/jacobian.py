@@ -78,7 +78,7 @@ def logarithmic_norm(
         padded = ~mask.repeat_interleave(u.shape[-1], dim=1)  # (batch, token · feature)
         J = J.masked_fill(padded.unsqueeze(1) | padded.unsqueeze(2), 0)
         J = J - torch.diag_embed(padded * torch.linalg.matrix_norm(J).unsqueeze(1))
-    return torch.linalg.eigvalsh(J)[:, -1]
+    return torch.linalg.eigvalsh(J.nan_to_num(0, 0, 0))[:, -1] + 0 * J.sum(dim=(1, 2))  # NaN where J is not finite
 
 
 def derivative(f: Map, u: Field, direction: Field, mask: Mask | None = None) -> Field:
@@ -154,7 +154,7 @@ def _linear(f: Map, u: Field, mask: Mask | None) -> tuple[Map, Map]:
         u = u.detach().clone().requires_grad_()
         value = evaluated(f, u.clone(), mask)  # f may change it in place
         value = _depending(value, value.requires_grad)
-        w = torch.zeros_like(value, requires_grad=True)
+        w = torch.ones_like(value, requires_grad=True)  # not 0, where not every formula for it has a derivative
         (back,) = torch.autograd.grad(value, u, w, create_graph=True, allow_unused=True)
         back = _depending(back, back is not None) + 0 * w  # also where it is zero, as that of rounding is
 
@@ -183,14 +183,15 @@ def _largest(product: Map, start: Field, steps: int) -> Tensor:
         diagonal.append(torch.where(_size(q) > 0, alpha, diagonal[0] if diagonal else alpha))
         below = torch.cat([*beside, torch.zeros_like(alpha)], dim=1).squeeze(2)[:, : len(beside)]
         T = torch.diag_embed(torch.cat(diagonal, dim=1).squeeze(2)) + torch.diag_embed(below, -1)
-        values, vectors = torch.linalg.eigh(T)  # which reads the lower half
+        # which reads the lower half; a NaN in one example would stop it for all
+        values, vectors = torch.linalg.eigh(T.nan_to_num(0, 0, 0))
         w = w - alpha * q
         old, q, beta = q, _unit(w), _size(w)
         beside.append(beta)
         residual = beta.flatten() * vectors[:, -1, -1].abs()
         if all_true(residual <= 1e-5 * values.abs().amax(dim=1)):
             break
-    return values[:, -1]
+    return values[:, -1] + 0 * T.sum(dim=(1, 2))  # NaN where a product was not finite
 
 
 def evaluated(f: Map, u: Field, mask: Mask | None = None) -> Field:

@@ -1035,6 +1035,39 @@ class TestLeftAsItWas:
         assert all(p.grad.equal(torch.ones_like(p)) for p in model.parameters())
         self.check(model, before, output)
 
+    def test_inputs_that_the_model_changes_in_place(self):
+        class Adding(Stack):
+            def forward(self, xs):
+                xs[0].add_(1)
+                return super().forward(xs[0])
+
+        x, held = states(), states()
+        rec = record(Adding(Pre), ([x],))
+        one, other = rec.gradients(torch.sum), rec.gradients(torch.sum)
+        assert x.equal(held)
+        assert rec.again().output.equal(rec.output)
+        assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+
+    @pytest.mark.parametrize("look", [lambda rec: rec.layer(0)(states()), lambda rec: rec.gradients(torch.sum)])
+    def test_what_a_layer_counts_fills_and_draws_by_itself(self, look):
+        class Busy(Pre):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("log", torch.zeros(99))
+                self.filled = 0
+
+            def forward(self, u):
+                self.log[self.filled] = torch.rand(())
+                self.filled += 1
+                return super().forward(u)
+
+        model = Stack(Busy)
+        torch.manual_seed(1)
+        drawn = torch.get_rng_state()
+        look(record(model, states()))
+        assert all(layer.filled == 0 and not layer.log.any() for layer in model.layers)
+        assert torch.get_rng_state().equal(drawn)
+
     @pytest.mark.parametrize("fails", [False, True])
     def test_buffers_that_it_makes_anew_or_adds_and_what_it_notes_beside_them(self, fails):
         class Table(Pre):
@@ -1100,6 +1133,107 @@ class TestLeftAsItWas:
         assert rec.again().output.equal(output)
 
 
+class TestRowOfLayers:
+    """What stands before and behind the layers, of the stream's own width, is none of them."""
+
+    class Wrapped(nn.Module):
+        def __init__(self, *parts):
+            super().__init__()
+            self.parts = nn.Sequential(*parts)
+
+        def forward(self, x):
+            return self.parts(x)
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_a_norm_a_readout_or_an_embedding_in_the_same_list(self, whole):
+        torch.manual_seed(0)
+        layers = [Pre() for _ in range(3)]
+        ends = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        for model in (
+            self.Wrapped(*layers, ends[1]),
+            self.Wrapped(ends[0], *layers, ends[1], ends[2]),
+        ):
+            rec = record(model, states(), whole=whole)
+            first = next(n for n, part in enumerate(model.parts) if isinstance(part, Pre))
+            assert rec.names == tuple(f"parts.{first + n}" for n in range(3))
+            assert rec.scheme == ("A" if whole else "A→R")
+
+    def test_an_embedding_with_parts_beside_one_layer_that_is_called_several_times(self):
+        class Universal(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.embed = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
+                self.step, self.norm = Pre(), nn.LayerNorm(WIDTH)
+
+            def forward(self, x):
+                u = self.embed(x)
+                for _ in range(4):
+                    u = self.step(u)
+                return self.norm(u)
+
+        assert record(Universal(), states()).names == ("step",) * 4
+
+    def test_layers_without_norms_are_not_read_as_their_branches(self):
+        class Bare(Pre):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.Identity(), nn.Identity()
+
+        rec = record(Stack(Bare), states())
+        assert rec.names == tuple(f"layers.{n}" for n in range(4))
+        assert rec.scheme == "A→R"
+
+    def test_a_layer_of_another_class_at_the_end_of_a_list_is_a_layer(self):
+        model = Stack(Pre)
+        model.layers[0], model.layers[3] = Post(), Parallel()
+        assert len(record(model, states()).names) == 4
+
+
+class Gated(Block):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.alpha = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(1))
+
+    def forward(self, u, mask=None):
+        u = u + torch.sigmoid(self.gate(u)) * self.mix(self.one(u), mask)
+        return u + self.alpha.tanh() * self.react(self.two(u))
+
+
+class TestNames:
+    def test_a_product_has_the_names_of_its_factors(self):
+        rec = record(Stack(Gated), states())
+        assert [stage.name for stage in rec.stages[0]] == ["gate · mix", "react"]
+        without = rec.rewrite(lambda at, u, delta: u if "mix" in at.names else None)
+        by_symbol = rec.rewrite(lambda at, u, delta: u if at.symbol == "A" else None)
+        assert without.equal(by_symbol)
+        assert not without.equal(rec.output)
+
+    def test_a_norm_of_a_branch_leaves_it_its_name(self):
+        assert [stage.name for stage in record(Stack(Sandwich), states()).stages[0]] == ["mix", "react"]
+
+    def test_a_sum_that_is_scaled_in_place_has_its_branches(self):
+        class InPlaceScale(Block):
+            def forward(self, u):
+                normed = self.one(u)
+                both = self.mix(normed) + self.react(normed)
+                both *= 0.5
+                return u + both
+
+        rec = record(Stack(InPlaceScale), states())
+        assert rec.scheme == "A+R"
+        assert [stage.name for stage in rec.stages[0]] == ["mix", "react"]
+        check_sums(rec)
+
+    def test_branches_that_add_nothing_are_named(self):
+        model = Stack(Pre)
+        for layer in model.layers[:2]:
+            nn.init.zeros_(layer.react[2].weight)
+            nn.init.zeros_(layer.react[2].bias)
+        rec = record(model, states())
+        assert rec.notes == ("adds nothing, so that R is no finding: layers.0.react, layers.1.react",)
+
+
 class TestUnreadable:
     def test_layers_without_a_residual_connection_can_be_taken_whole(self):
         model = Stack(Plain)
@@ -1121,7 +1255,9 @@ class TestUnreadable:
         assert len(by_module.names) == 4
         with pytest.raises(ValueError, match=r"layers\.9"):
             record(model, states(), blocks=["layers.9"])
-        with pytest.raises(Unreadable, match=r"between layers\.0 and layers\.2"):
+        with pytest.raises(
+            Unreadable, match=r"between layers\.0 and layers\.2 runs layers\.1, which blocks leaves out"
+        ):
             record(model, states(), blocks=["layers.0", "layers.2"])
 
     def test_layers_that_are_left_out_are_named(self):
@@ -1373,9 +1509,24 @@ class TestUnreadable:
         assert model.training
 
 
+def test_a_cache_that_is_switched_off_by_position():
+    class Caching(Stack):
+        def forward(self, x, use_cache=True):
+            assert not use_cache
+            return super().forward(x)
+
+    assert record(Caching(Pre), (states(), False)).scheme == "A→R"
+    assert record(Caching(Pre), states()).scheme == "A→R"
+
+
+def test_a_model_without_numbers_is_refused():
+    with pytest.raises(ValueError, match="on the device meta there are none"):
+        record(Stack(Pre).to("meta"), states().to("meta"))
+
+
 def test_stages_can_be_reduced_while_they_are_recorded():
     rec = record(Stack(Pre), states(), keep=lambda stages: [s.delta.norm().item() for s in stages])
-    assert all(isinstance(size, float) for row in rec.stages for size in row)
+    assert all(isinstance(size, float) for row in (*rec.stages, *rec.again(-states()).stages) for size in row)
     with pytest.raises(ValueError, match="keep"):
         rec.budget()
 
@@ -1530,8 +1681,19 @@ class TestAgain:
                 assert found.trajectory.status is Status.DIVERGED
                 assert len(found.stages) == layer
                 check_same(found, fresh)
-        with pytest.raises(ValueError, match="the first one diverged; record inputs on which it does not"):
-            found.again(states())
+
+    def test_layers_behind_a_divergence_are_read_where_the_next_inputs_reach_them(self):
+        class Exploding(Pre):
+            def forward(self, u):
+                return super().forward(u) + torch.where(u.abs().amax() > 100, torch.inf, 0.0)
+
+        model = Stack(Pre)
+        model.layers[2] = Exploding()
+        found = record(model, 1000 * states())
+        assert found.trajectory.stopped_at == len(found.stages) + 1 == 3
+        again = found.again(states())
+        assert again.names == tuple(f"layers.{n}" for n in range(4))
+        check_same(again, record(model, states()))
 
     def test_masks_of_the_inputs_are_theirs(self):
         mask = torch.arange(7) < torch.tensor([[7], [4], [2]])

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -753,6 +755,24 @@ def test_a_function_of_a_notebook_is_known_by_what_it_does():
         found.append(checkpoints.identity("look", names["look"]))
     assert len(set(found)) == 3
     assert all(one.startswith("__main__.look ") for one in found)
+
+
+def test_a_function_of_a_notebook_is_known_in_another_process_and_by_its_defaults():
+    """The order of a set is another one in each process, and a default is no part of a function's code."""
+    source = """
+from pdelab.checkpoints import identity
+def look(model, kinds=%s): return [n for n in model if n in {"weight", "bias", "gain", "scale"}]
+print(identity("look", look))
+"""
+
+    def known(default: str, seed: str) -> str:
+        command = [sys.executable, "-c", source % default]
+        return subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        ).stdout
+
+    assert known("0.1", "1") == known("0.1", "2") != ""
+    assert known("0.1", "1") != known("0.5", "1")
 
 
 class Branched(nn.Module):

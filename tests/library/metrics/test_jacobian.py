@@ -184,3 +184,22 @@ def test_a_method_that_is_not_known_is_refused():
         logarithmic_norm(torch.sin, torch.ones(1, 2, 2), method="power")
     with pytest.raises(ValueError, match="method must be one of power, lanczos"):
         lipschitz(torch.sin, torch.ones(1, 2, 2), method="dense")
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+def test_an_example_without_a_slope_leaves_the_others_theirs(method):
+    u = normal(30, "u", size=(3, 2, 4)).double()
+    u[1] = 0  # where the slope of a root is infinite, and 0 · ∞ is none
+    f = lambda u: 2 * u + (u * u).sqrt()  # noqa: E731
+    found = logarithmic_norm(f, u, method=method)
+    assert found[1].isnan()
+    torch.testing.assert_close(found[[0, 2]], logarithmic_norm(f, u[[0, 2]], method="dense"))
+    worst = lipschitz(f, u, method="lanczos")
+    assert worst[1].isnan()
+    assert worst[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("f", [lambda u: u.logcumsumexp(1), lambda u: u.cumprod(1), lambda u: u.softmax(-1) @ u.mT @ u])
+def test_a_derivative_is_that_of_forward_differentiation(f):
+    u, v = (normal(31, name, size=(2, 3, 4)).double() for name in "uv")
+    torch.testing.assert_close(derivative(f, u, v), torch.func.jvp(f, (u,), (v,))[1])
