@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -232,6 +233,16 @@ def group() -> tuple[int, int]:
     return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
 
 
+def of_first(value: Any) -> Any:
+    """What the first of the processes that train together has; all others wait for it."""
+    if group()[1] > 1:
+        given = [value]
+        with _all_there():
+            distributed.broadcast_object_list(given)
+        value = given[0]
+    return value
+
+
 def train(model: nn.Module, data: Dataset, settings: Settings, *, seed: int, place: Place = HERE) -> Training:
     """Train the model in place, from the weights it has, and give the record.
 
@@ -360,7 +371,7 @@ class _Loop:
         own = checkpoints.fingerprint(self.model, self.data, self.settings.that_matter(), self.seed)
         state = io.BytesIO()  # as a checkpoint, which may move to another device
         torch.save([self.model.state_dict(), self.optimiser.state_dict(), self.record.plain()], state)
-        theirs, kept = self._of_first((own, state.getvalue()))
+        theirs, kept = of_first((own, state.getvalue()))
         if other := [key for key in own if key != "first weights" and own[key] != theirs[key]]:
             raise ValueError(f"{' and '.join(other)} must be the same in all processes that train together")
         if self.rank > 0:
@@ -374,20 +385,11 @@ class _Loop:
         if self.size == 1:
             return bool(self.asked)
         anyone = torch.tensor(float(bool(self.asked)), device=self.device)
-        with _together():
+        with _all_there():
             distributed.all_reduce(anyone)
         if anyone and not self.asked:
             self.asked.append(math.inf)  # no Ctrl-C of this process, after which a second would be obeyed at once
         return bool(anyone)
-
-    def _of_first(self, value):
-        """What the first process has; all others wait for it."""
-        if self.size > 1:
-            given = [value]
-            with _together():
-                distributed.broadcast_object_list(given)
-            value = given[0]
-        return value
 
     def _watch(self) -> None:
         """Note what is to be seen after the steps done so far, if the settings ask for it."""
@@ -402,7 +404,7 @@ class _Loop:
         if record.step < self.settings.steps and (every is None or record.step % every):
             return True
         found = evaluate(self.model, self.data.test, step=record.step)
-        record.evaluations.append(self._of_first(found))  # whether it is finite decides for all
+        record.evaluations.append(of_first(found))  # whether it is finite decides for all
         return math.isfinite(record.evaluations[-1].loss)
 
     def _step(self) -> bool:
@@ -442,7 +444,7 @@ class _Loop:
         used = loss.new_tensor([one.grad is not None for one in weights])
         parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
         flat = torch.cat([*(part.flatten() for part in parts), used, loss[None]])
-        with _together():
+        with _all_there():
             distributed.all_reduce(flat)
 
         *parts, used, loss = flat.split([*(one.numel() for one in weights), len(weights), 1])
@@ -488,7 +490,7 @@ class _Loop:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _all_there() -> Iterator[None]:
     """What all processes do at once fails in ours, in our words, when another is gone."""
     try:
         yield

@@ -21,7 +21,7 @@ from pdebook.terminal import DAMAGED, EXPECTED, MISSING, STOPPED, fail, matching
 from pdelab.checkpoints import RefusedCheckpoint, UnusableFolder
 from pdelab.datasets import cache
 from pdelab.files import check_writable
-from pdelab.training import choose_device, group
+from pdelab.training import choose_device, group, of_first
 
 FORESEEN = (*EXPECTED, RefusedCheckpoint, UnusableFolder, runner.Killed)
 
@@ -93,7 +93,7 @@ def _lead(names, scale, seeds, device, jobs, threads, cluster, steps, again, fol
     if cluster:
         options["elsewhere"] = cluster.do
     stopped, failed, gone, missing = [], [], [], []
-    for job, outcome in runner.do_all(_of_first(todo), store, **options):
+    for job, outcome in runner.do_all(of_first(todo), store, **options):
         if isinstance(outcome, runner.Stopped):
             stopped.append(f"{job}: {outcome.where}")
         elif isinstance(outcome, cache.DataMissing):
@@ -148,21 +148,16 @@ def _together() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def _of_first(todo: Sequence[runner.Job]) -> Sequence[runner.Job]:
-    """What the first process found is to do: on another machine the others may see other results."""
-    if group()[1] > 1:
-        given = [todo]
-        distributed.broadcast_object_list(given)
-        todo = given[0]
-    return todo
-
-
 def _along(device: str, threads: int) -> None:
     """In every process but the first: the same jobs, of which it records and says nothing but its own faults."""
-    for job, outcome in runner.do_all(_of_first([]), None, device=device, progress=False, threads=threads):
+    try:
+        todo = of_first([])
+    except ConnectionError:  # of which the one that is gone says why
+        sys.exit(DAMAGED)
+    for job, outcome in runner.do_all(todo, None, device=device, progress=False, threads=threads):
         if isinstance(outcome, runner.Stopped):
             sys.exit(STOPPED)
-        if isinstance(outcome, ConnectionError):  # of which the one that is gone says why
+        if isinstance(outcome, ConnectionError):  # the same
             sys.exit(DAMAGED)
         if isinstance(outcome, Exception):
             fail(f"process {group()[0]}, {job}: failed, {type(outcome).__name__}: {outcome}", DAMAGED)
@@ -199,6 +194,8 @@ def _size(scale: str | None) -> Scale:
 def _device(device: str) -> torch.device:
     """What was asked for, if this machine has it; where several processes train together, each has a GPU of its own."""
     try:
+        if _many() and device in ("auto", "cuda") and torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before anything else touches a GPU
         chosen = choose_device(device)
         torch.zeros(1, device=chosen)
     except (ValueError, RuntimeError, AssertionError) as error:
@@ -206,10 +203,9 @@ def _device(device: str) -> torch.device:
         raise click.UsageError(words) from error
     if _many() and chosen.type not in ("cpu", "cuda"):
         raise click.UsageError(f"--device {chosen.type}: processes that train together need cpu or cuda")
-    if _many() and chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(chosen)
-    return chosen
+    if _many() and device.startswith("cuda:"):
+        raise click.UsageError(f"--device {device}: under torchrun each process takes a GPU of its own; give cuda")
+    return torch.device("cuda", torch.cuda.current_device()) if _many() and chosen.type == "cuda" else chosen
 
 
 def _done(result: Result) -> str:

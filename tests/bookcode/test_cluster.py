@@ -344,6 +344,15 @@ def test_one_process_of_torchrun_is_killed_and_the_same_command_reaches_the_figu
             torch.testing.assert_close(two, one, msg=lambda words, name=name: f"{name}: {words}")
 
 
+def test_a_mistyped_name_is_one_sentence_of_the_first_process(machines):
+    together = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pdebook")
+    process = machines.begin(*together, "run", "no-such-thing", "--scale", "smoke", name="mistyped")
+    _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert err.count("no-such-thing") == 1
+    assert "Connection closed" not in err
+
+
 @pytest.mark.parametrize("option", ["--cluster=tcp://node:8786", "--jobs=2"])
 def test_what_torchrun_cannot_do_is_refused(option, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")

@@ -1211,6 +1211,7 @@ UNCALLED = {
     "pretrained.Pretrained": "texts for a tokenizer, in test_pretrained",
     "training.patience": "has no arguments",
     "training.group": "has no arguments",
+    "training.of_first": "hands on anything",
     "datasets.names": "has no arguments",
     "datasets.characters.chain": "has no arguments",
     "datasets.characters.transition": "has no arguments",
