@@ -12,6 +12,7 @@ the branch moves at other tokens too it is A, if only there it is R. What acts o
 scaling, is S.
 """
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pdelab.field import Field, Mask, check_mask, described, precise, same_shape
 from pdelab.integrators import Euler, Integrator, LieEuler
@@ -712,9 +714,10 @@ def _read(
     if not writes:
         raise Unreadable(f"the output of {block.name} is not its input plus branches; {UNSPLIT}")
     if known is None or not known.are(writes):
+        judged, seen = _in_single(block, writes)
         found = [
-            (_symbols if write.kind == "add" else _acting)(block, writes, number, mask)
-            for number, write in enumerate(writes)
+            (_symbols if write.kind == "add" else _acting)(judged, seen, number, mask)
+            for number, write in enumerate(seen)
         ]
         places = tuple(write.place for write in writes)
         known = _Writes(places, tuple(read for _, read in found), tuple(tuple(kinds) for kinds, _ in found))
@@ -729,6 +732,19 @@ def _read(
             stages.append(Stage(symbol, name, delta.reshape(shape), before, after, causal))
     _check_sum(block, stages)
     return tuple(stages), known
+
+
+def _in_single(block: _Block, writes: Sequence[Write]) -> tuple[_Block, Sequence[Write]]:
+    """The layer and its writes in float32, where a branch that hardly looks at other tokens is told from rounding."""
+    half = block.u.dtype
+    if half not in (torch.float16, torch.bfloat16):
+        return block, writes
+    single = partial(tree_map_only, Tensor, lambda x: x.float() if x.dtype == half else x)
+    module = copy.deepcopy(block.module).float()
+    exact = replace(block, module=module, args=single(block.args), kwargs=single(block.kwargs), u=block.u.float())
+    seen, _ = _traced(exact, exact.u)
+    kinds = [[(write.place, write.kind, len(write.parts)) for write in row] for row in (writes, seen)]
+    return (exact, seen) if kinds[0] == kinds[1] else (block, writes)
 
 
 def _branches(parts: Sequence[tuple[str, Tensor]], delta: Tensor, kinds: int) -> Sequence[tuple[str, Tensor]]:

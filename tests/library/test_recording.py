@@ -337,6 +337,16 @@ def test_half_precision_is_read_to_its_own_rounding(kind):
     check_sums(rec)
 
 
+def test_attention_that_hardly_looks_at_other_tokens_is_attention_in_half_precision_too():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    for layer in model.layers:
+        layer.self_attn.in_proj_bias.data[2 * WIDTH :] = 9.0  # values that are nearly the same for all tokens
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert record(model.to(dtype), states(length=64, dtype=dtype)).scheme == "A→R"
+
+
 def test_a_model_that_diverges_is_recorded_up_to_there():
     model = Stack(Pre)
     with torch.no_grad():
