@@ -7,7 +7,7 @@ the process grew during a call.
 from collections.abc import Iterator
 from functools import partial
 
-from harness import Row, compare, peak_memory, peer
+from harness import Row, compare, peak_memory, peer, spread
 from torch import Tensor
 
 from pdelab.metrics.information import ksg
@@ -56,4 +56,4 @@ def rows(device: str, quick: bool) -> Iterator[Row]:
     x, y = (v.to(device) for v in pair(1_000 if quick else 10_000, 16))
     held = peak_memory(lambda: ksg(x, y, splits=0), device) / 2**20
     work, note = f"KSG, 16 + 16 features, {len(x):,} samples: memory", f"{held:.0f} MB"
-    yield Row(work, f"{MOST} MB", *[held / MOST] * 3, target="≤ 1", note=note)
+    yield spread(work, f"{MOST} MB", [held / MOST], "≤ 1", note)

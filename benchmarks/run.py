@@ -108,13 +108,13 @@ def notebooks() -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    options.add_argument("--device", default="cpu")
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options.add_argument("--quick", action="store_true")
     options.add_argument("--page", action="store_true", help="write book/speed.md")
     chosen = options.parse_args()
     if unknown := [name for name in chosen.names if name not in NAMES]:
         options.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    if torch.device(chosen.device).type == "cuda" and not torch.cuda.is_available():
+    if chosen.device == "cuda" and not torch.cuda.is_available():
         options.error("torch finds no GPU here: leave out --device cuda")
 
     torch.set_num_threads(1)

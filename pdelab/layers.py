@@ -31,7 +31,7 @@ class Block:
     """One layer, as it was called: `where` are the arguments that are the stream, two in `layer(u, u)`.
 
     added: whether the model adds what the module makes to the stream, u + f(u), and not the module itself.
-    fixed: whether it got its stream once more, in a place where the other layers get something else.
+    also_given: whether its stream stands in another argument too, as in layer(u, start=u), which keeps what it held.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Block:
     kwargs: Mapping[str, Any] | None = None
     u: Field | None = None
     out: Field | None = None
-    fixed: bool = False
+    also_given: bool = False
 
     def __call__(self, u: Field) -> Field:
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != self.u.shape[-1]:

@@ -135,7 +135,7 @@ def check_alone(first: Block) -> None:
 
 def _check_again(block: Block, out: Field) -> None:
     gap = (precise(out) - precise(block.out)).abs().amax()
-    if out.equal(block.out) or (block.fixed and gap <= _rounding(out) * out.abs().amax()):
+    if out.equal(block.out) or (block.also_given and gap <= _rounding(out) * out.abs().amax()):
         return  # attention from a tensor to itself rounds otherwise than to a copy
     raise Unreadable(
         f"{block.name} gives another output when it is run again by itself: it keeps a state between calls, as a "

@@ -187,11 +187,13 @@ class Recording:
             block = self._blocks[layer]
             u = block.stream(args, kwargs)
             now.append((layer, u.clone()))
-            if block.fixed:  # a tensor of its own, as when the layer was read: else all that is made of it is a write
+            if (
+                block.also_given
+            ):  # of its own, as when the layer was read: else all that is made of it is a write
                 u = u.clone()
             if write is not None and not block.added:
                 tracer.begin(u)
-            return block.with_stream(args, kwargs, u) if block.fixed else None
+            return block.with_stream(args, kwargs, u) if block.also_given else None
 
         def end(layer, args, kwargs, out):
             block, u, new = replace(self._blocks[layer], args=args, kwargs=kwargs), now[-1][1], None
@@ -377,8 +379,8 @@ def _captured(found: list[Block], run: Callable[[], Any], trace: bool) -> tuple[
             listening.enter_context(tracer)
         u = tracer.copy(given)
         args, kwargs = full[layer].with_stream(args, kwargs, u)
-        fixed = any(x is given for x in (*args, *kwargs.values()))
-        full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u, fixed=fixed)
+        again = any(x is given for x in (*args, *kwargs.values()))
+        full[layer] = replace(full[layer], args=args, kwargs=kwargs, u=u, also_given=again)
 
     def end(layer, args, kwargs, out):
         after = full[layer].result(full[layer].u, out)
