@@ -187,9 +187,7 @@ class Recording:
             block = self._blocks[layer]
             u = block.stream(args, kwargs)
             now.append((layer, u.clone()))
-            if (
-                block.also_given
-            ):  # of its own, as when the layer was read: else all that is made of it is a write
+            if block.also_given:  # a tensor of its own, as when the layer was read: else all made of it is a write
                 u = u.clone()
             if write is not None and not block.added:
                 tracer.begin(u)
