@@ -265,10 +265,15 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return made
 
 
-def beats_chance(results: Sequence[Result], network: str) -> int:
-    """In how many seeds transport costs less than the median of the random choices."""
-    own, chance = _values(results, network, "dropped transport"), _values(results, network, "chance")
+def beats_chance(results: Sequence[Result], network: str, ranking: str = "transport") -> int:
+    """In how many seeds a ranking costs less than the median of the random choices."""
+    own, chance = _values(results, network, f"dropped {ranking}"), _values(results, network, "chance")
     return sum(cost < statistics.median(draws) for cost, draws in zip(own, chance, strict=True))
+
+
+def rank_by_chance(results: Sequence[Result], network: str) -> float:
+    """The rank correlation that 97.5 % of random scores stay below, mean over the seeds."""
+    return statistics.fmean(_values(results, network, "largest rank by chance"))
 
 
 def reading(results: Sequence[Result]) -> dict[str, str]:

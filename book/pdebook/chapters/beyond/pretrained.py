@@ -85,6 +85,14 @@ DEFINITIONS = {
     "deviation": "|perturbation|/|step|, median over tokens, mean over changed layers, in the run with noise",
 }
 
+WORDS = DEFINITIONS | {  # as rows of a table have it, where no line stands before them
+    "skip, double step": "every second left out, the rest at double step",
+    "sum": "A and R both read the input",
+    "without its sublayer": "its branch left out at all tokens",
+    "without the rest of it": "its branch left out at all tokens but that one",
+    "without another token's": "its branch left out at the token in the middle of the text",
+}
+
 
 # Changes
 
@@ -492,6 +500,16 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return made
 
 
+def dissimilarity(results: Sequence[Result]) -> dict[str, Summary]:
+    """change -> 1 − kept less that of its noise, for minilm; asked for after the record was seen, read by rule 2."""
+    chosen = sorted(names(results), key=list(DEFINITIONS).index)
+
+    def less(change: str) -> list[float]:
+        return [r.controls[Key(change, "noise kept")] - r.figures[Key(change, "kept")] for r in results]
+
+    return {change: interval(less(change), among=len(chosen)) for change in chosen}
+
+
 def reading(results: Sequence[Result]) -> dict[str, str]:
     """Whether depth is time inside a layer, across layers and in the order of branches: yes, no or undecided."""
     size = {row.change: row.size for row in rows(results)}
@@ -519,6 +537,7 @@ def elsewhere(results: Sequence[Result], noise: Sequence[Result], network: str) 
     """change -> its cost less that of noise which spares the token with the largest write; by rule 2."""
     spared = {r.seed: r.controls for r in noise}
     known = [key.split("/")[1] for key in noise[0].controls if key.startswith(network) and key.endswith("/noise cost")]
+    known.sort(key=list(DEFINITIONS).index)
 
     def less(change: str) -> list[float]:
         return [r.figures[Key(change, "cost")] - spared[r.seed][Key(network, change, "noise cost")] for r in results]

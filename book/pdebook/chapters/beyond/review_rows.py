@@ -25,6 +25,15 @@ RETRAINED = {
     "without residual connections": "trained-no_residual/accuracy",
     "without LayerNorm": "trained-no_norm/accuracy",
 }
+CALLED = {
+    "bare": "neither",
+    "residual": "residual connections alone",
+    "norm": "LayerNorm alone, before the branch",
+    "residual_norm": "both, LayerNorm before the branch",
+    "norm_after": "LayerNorm alone, after the branch",
+    "residual_norm_after": "both, LayerNorm after the branch",
+    "again": "control: both, before, other weights and batches",
+}
 MEASURES = {
     "accuracy": "{}/accuracy",
     "cosine with the input": "{}/fidelity[-1]",
@@ -37,6 +46,7 @@ ROLES = {
     "residual connections: accuracy": "{0}-residual_norm/accuracy less {0}-norm/accuracy",
     "LayerNorm: log10 gradient": "log10 {0}-residual/gradient_largest less log10 {0}-residual_norm/gradient_largest",
     "LayerNorm: accuracy": "{0}-residual_norm/accuracy less {0}-residual/accuracy",
+    "LayerNorm after the branch: accuracy": "{0}-residual_norm_after/accuracy less {0}-residual/accuracy",
 }
 
 
@@ -56,7 +66,10 @@ def scheme_rows(results: Sequence[Result], *, retrained: bool = False) -> list[R
 
 def corner_rows(results: Sequence[Result], architecture: str, corners: Sequence[str]) -> list[Row]:
     """Each corner of an architecture: its name and the values of MEASURES; `again` is among the corners, too."""
-    return [(corner, *_values(results, MEASURES, f"{architecture}-{corner}", corner == "again")) for corner in corners]
+    return [
+        (CALLED[corner], *_values(results, MEASURES, f"{architecture}-{corner}", corner == "again"))
+        for corner in corners
+    ]
 
 
 def role_rows(results: Sequence[Result], architectures: Sequence[str] = ("vit", "decoder")) -> list[Row]:
@@ -69,6 +82,11 @@ def limit_rows(results: Sequence[Result], start: str, figure: str) -> list[Row]:
     names = {"trained": start} | {word: f"{start}-{word}" for word in ("shuffled", "independent", "untrained")}
     rows = {word: summarise(results, f"{name}/{figure}", control=word != "trained") for word, name in names.items()}
     return [(word, *(one.value for one in row)) for word, row in rows.items()]
+
+
+def accuracy_rows(results: Sequence[Result], starts: Mapping[str, str]) -> list[Row]:
+    """The accuracy of each trained start, which has a name in words: one value for each depth."""
+    return [(name, *(one.value for one in summarise(results, f"{start}/accuracy"))) for start, name in starts.items()]
 
 
 def _values(results: Sequence[Result], columns: Mapping[str, str], model: str, control: bool) -> list[str]:

@@ -69,6 +69,21 @@ SIGNS = {"law": -1, "phi": 1, "nonuniformity": -1, "log_norm": 1, "defect": 1, "
 CONTROLS = {"rate": 1, "loss": 1, "loss_after": 1, "gradient": 1, "gradient_ratio": 1, "chance": 1}
 """1 where a large value is alarming, −1 where a small one is."""
 
+WORDS = {
+    "law": "share of the input that the law leaves",
+    "nonuniformity": "collapse of the tokens",
+    "phi": "largest turn Φ, worst case",
+    "log_norm": "sum of the log norms, worst case",
+    "defect": "what half steps change",
+    "trust": "what a step gains of what its gradient promises",
+    "gradient_ratio": "control: gradient of first to last layer",
+    "gradient": "control: norm of the gradient",
+    "loss": "control: loss",
+    "loss_after": "control: loss after one more step",
+    "rate": "control: learning rate",
+    "chance": "control: chance",
+}
+
 GROUPS = {
     "": lambda network, rate: 0,
     ", same rate": lambda network, rate: rate,
