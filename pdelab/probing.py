@@ -12,6 +12,8 @@ Over tokens medians are taken, with the 5th and 95th percentile: one huge token 
 | permuted | the entries of every weight in another order: right sizes, no structure |
 | shuffled layers | the trained layers in another order |
 | shuffled tokens | the trained network on its tokens in another order |
+
+The first two are drawn several times: what a single draw would give by accident is no finding.
 """
 
 import copy
@@ -19,13 +21,16 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from tqdm.auto import tqdm
 
 from pdelab import __version__
@@ -39,14 +44,14 @@ from pdelab.metrics.stability import growth_towards_mean, nonuniformity
 from pdelab.options import choose, flags, function, instance, seed_of
 from pdelab.options import whole as integer
 from pdelab.recording import Recording, one_number, record
-from pdelab.report import Report, Run
+from pdelab.report import UNTRAINED, Report, Run
 from pdelab.seeds import derive, seeded, stream
 from pdelab.status import Status
-from pdelab.watching import tensors
+from pdelab.watching import left_as_it_was, tensors
 
-CONTROLS = ("random", "permuted", "shuffled layers", "shuffled tokens")
+CONTROLS = (*UNTRAINED, "shuffled layers", "shuffled tokens")
 QUANTILES = (0.05, 0.5, 0.95)
-FORM = 2  # of the parts that are kept
+FORM = 3  # of the parts that are kept
 
 
 def probe(
@@ -58,6 +63,8 @@ def probe(
     whole: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
     controls: Sequence[str] = CONTROLS,
+    fresh: Callable[[int], nn.Module] | None = None,
+    draws: int = 3,
     sampled: int = 4,
     seed: int = 0,
     progress: bool = True,
@@ -68,55 +75,83 @@ def probe(
     model, inputs, mask, blocks, whole: as in `record`; of whole layers there is no sum, and no energy by term.
     loss: a function of the model's output that gives one number; with it the report ranks layers by what they carry
     towards the loss, and drops the least of them to see.
-    sampled: at so many layers, evenly spread, derivatives are measured too, for the network and its control `random`.
-    folder: where every finished part is kept, so that the same call goes on after an interruption.
+    fresh: makes of a seed the untrained network, the control `random`; give it where the model does not begin with what
+    its modules' `reset_parameters` draw.
+    draws: how many random and how many permuted networks there are; of fewer than two nothing is said to stand out.
+    sampled: at so many layers, evenly spread, derivatives are measured too, for the network and one draw of `random`.
+    folder: where each network that is measured, yours or one draw of a control, is kept: after an interruption the same
+    call goes on with the one that was under way, from its first layer.
+    The model is afterwards what it was, as after `record`.
     """
-    instance("controls", controls, list, tuple)
-    for control in controls:
+    for control in instance("controls", controls, list, tuple):
         choose("controls", control, CONTROLS)
+    integer("draws", draws)
     integer("sampled", sampled, 0)
     seed_of(seed)
     flags(progress=progress)
-    if loss is not None:
-        function("loss", loss)
+    for name, given in (("loss", loss), ("fresh", fresh)):
+        if given is not None:
+            function(name, given)
 
-    rec = record(model, inputs, mask=mask, blocks=blocks, whole=whole)
-    value = None if loss is None else one_number(loss, rec.output).item()
-    store = _Store(folder, rec, (__version__, FORM, tuple(controls), sampled, seed, value))
-    runs: dict[str, Run] = {}
-    bar = tqdm(
-        total=(1 + len(controls)) * len(rec.names), disable=None if progress else True, leave=False, unit="layer"
-    )
-    with bar:
-        for name in ("model", *controls):
-            bar.set_description(name)
-            run = store.get(name)
-            if run is None:
-                recorded = rec if name == "model" else _control(name, rec, inputs, seed)
-                extent = _extent(name, loss, sampled)
-                run = recorded if isinstance(recorded, Run) else measured(recorded, *extent, seed, bar.update)
-                if name == "shuffled layers" and not run.note:
-                    run.order = _order(len(rec.names), seed)
-                if name == "random" and not run.note:
-                    run.kept = _undrawn(rec.model)
-                store.put(name, run)
-            runs[name] = run
-    real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
+    with left_as_it_was(instance("model", model, nn.Module)):
+        rec = record(model, inputs, mask=mask, blocks=blocks, whole=whole)
+        begun = [] if fresh is None else [_sums(weight) for weight in _made(fresh, model, seed).parameters()]
+        store = _Store(folder, rec, (__version__, FORM, tuple(controls), sampled, seed, _known_by(loss, rec), begun))
+        parts = [("model", 0), *((name, k) for name in controls for k in range(draws if name in UNTRAINED else 1))]
+        runs: dict[str, list[Run]] = {}
+        bar = tqdm(total=len(parts) * len(rec.names), disable=None if progress else True, leave=False, unit="layer")
+        with bar:
+            for name, draw in parts:
+                part = f"{name} {draw + 1}" if draw else name
+                bar.set_description(part)
+                run = store.get(part)
+                if run is None:
+                    recorded = rec if name == "model" else _control(name, rec, inputs, seed, draw, fresh)
+                    extent = _extent(part, loss, sampled)
+                    run = recorded if isinstance(recorded, Run) else measured(recorded, *extent, seed, bar.update)
+                    if name == "shuffled layers" and not run.note:
+                        run.order = _order(len(rec.names), seed)
+                    if name == "random" and fresh is None and not run.note:
+                        run.kept = _undrawn(rec.model, recorded.model)
+                    store.put(part, run)
+                runs.setdefault(name, []).append(run)
+    u = rec.trajectory.states[0]
     return Report(
         model=type(model).__name__,
         scheme=rec.scheme,
         names=rec.names,
-        examples=len(real),
-        tokens=int(real.sum()),
+        examples=len(u),
+        tokens=int(real_places(u, rec.trajectory.mask).sum()),
         status=str(rec.trajectory.status),
-        runs=runs,
+        runs={name: found[0] for name, found in runs.items()},
         notes=rec.notes,
+        draws={name: found[1:] for name, found in runs.items() if name in UNTRAINED},
+        made={"pdelab": __version__, "torch": torch.__version__, "date": date.today().isoformat()}
+        | {"seed": seed, "sampled": sampled, "draws": draws, "dtype": str(u.dtype)[6:], "device": str(u.device)}
+        | {"blocks": "found" if blocks is None else "given", "first layer": rec.names[0], "last layer": rec.names[-1]}
+        | {"mask": "given" if mask is not None else "none" if rec.trajectory.mask is None else "of the inputs"}
+        | {"loss": _called(loss), "fresh": _called(fresh)},
     )
+
+
+def _called(function: Callable | None) -> str:
+    named = getattr(function, "__qualname__", type(function).__name__)
+    return "none" if function is None else named.replace(".<locals>", "")
 
 
 def _extent(name: str, loss: Callable[[Any], Tensor] | None, sampled: int) -> tuple:
     """What takes long is measured where it says something: for the loss the control is chance, within one network."""
     return loss if name == "model" else None, sampled if name in ("model", "random") else 0
+
+
+def _known_by(loss: Callable[[Any], Tensor] | None, rec: Recording) -> tuple:
+    """The value of a loss and its gradient at the last state, by which it is known again."""
+    if loss is None or rec.trajectory.status is not Status.FINISHED:
+        return ()
+    value = one_number(loss, rec.output).item()
+    if not math.isfinite(value):
+        raise ValueError(f"loss must give a finite number from the model's output; it gave {value}")
+    return value, _sums(rec.gradients(loss)[-1])
 
 
 def measured(
@@ -219,7 +254,7 @@ def _shape(run: Run, rec: Recording, layer: int, real: Mask) -> None:
     def step(v: Field) -> Field:
         return (precise(after) if v.equal(u) else f(v)) - v  # at u the layer has run
 
-    run.add(layer, "towards the mean", [growth_towards_mean(step, u, mask).median().item()])
+    run.add(layer, "towards the mean", [_median(growth_towards_mean(step, u, mask))])
 
 
 def _nonuniformity(u: Field, real: Mask) -> float:
@@ -234,12 +269,23 @@ def _nonuniformity(u: Field, real: Mask) -> float:
 def _derivatives(run: Run, rec: Recording, layer: int, seed: int) -> None:
     """Rates and growths of small perturbations, and how far the layer diffuses along the tokens."""
     u, mask, f = precise(rec.trajectory.states[layer]), rec.trajectory.mask, _layer(rec, layer)
-    found = logarithmic_norm(lambda v: f(v) - v, u, mask, method="lanczos", steps=8, seed=seed)
-    run.add(layer, "log norm", [found.median().item()])
-    run.add(layer, "growth, random", [random_growth(f, u, mask, draws=2, seed=seed).median().item()])
-    run.add(layer, "growth, worst", [lipschitz(f, u, mask, steps=6, seed=seed, method="lanczos").median().item()])
+
+    def examples(name: str, metric: Callable[..., Tensor], *args: Any, **options: Any) -> None:
+        try:
+            run.add(layer, name, [_median(metric(*args, u, mask, seed=seed, **options))])
+        except torch.linalg.LinAlgError:  # the eigenvalues of what has overflowed
+            run.add(layer, name, [math.nan])
+
+    examples("log norm", logarithmic_norm, lambda v: f(v) - v, method="lanczos", steps=8)
+    examples("growth, random", random_growth, f, draws=2)
+    examples("growth, worst", lipschitz, f, method="lanczos", steps=6)
     spread = sampled_diffusivity(f, u, mask, draws=3, seed=seed)
     run.add(layer, "diffusivity", _quantiles(spread.value, real_places(u, mask)))
+
+
+def _median(values: Tensor) -> float:
+    """Of an even number half the sum of the two in the middle, where torch has the lower one."""
+    return torch.quantile(values.flatten(), 0.5).item()
 
 
 def _path(run: Run, states: Sequence[Field], real: Mask) -> None:
@@ -292,17 +338,16 @@ def _towards_the_loss(run: Run, rec: Recording, loss: Callable[[Any], Tensor], s
     run.whole["loss without as many by chance"] = [without(set(draw)) for draw in others]
 
 
-def _control(name: str, rec: Recording, inputs: Any, seed: int) -> Recording | Run:
+def _control(
+    name: str, rec: Recording, inputs: Any, seed: int, draw: int = 0, fresh: Callable[[int], nn.Module] | None = None
+) -> Recording | Run:
     """The recording of a control; or, where this model cannot have it, an empty run that says why."""
     if name == "shuffled tokens":
-        changed = _shuffled_tokens(inputs, rec, derive(seed, name))
-        if changed is None:
-            shapes = ", ".join(str(tuple(x.shape)) for x in tensors(inputs))
-            tokens = rec.trajectory.states[0].shape[1]
-            return Run(note=f"no input has the stream's {tokens} tokens; the inputs' shapes are {shapes}")
-        return rec.again(changed, mask=rec.trajectory.mask)
+        return _with_shuffled_tokens(rec, inputs, derive(seed, name))
     if name == "shuffled layers":
         modules = dict(rec.model.named_modules())
+        if len(rec.names) == 1:
+            return Run(note="there is one layer alone")
         if len(set(rec.names)) < len(rec.names):
             return Run(note="one module is several layers: they have no order")
         weights = [modules[layer].state_dict() for layer in rec.names]
@@ -311,37 +356,71 @@ def _control(name: str, rec: Recording, inputs: Any, seed: int) -> Recording | R
         if all(held[key].equal(weights[0][key]) for held in weights for key in held):
             return Run(note="all layers hold the same weights, as copies in a new torch encoder do: they have no order")
         return rec.again(model=_shuffled_layers(rec, _order(len(rec.names), seed)))
-    changed = (redrawn if name == "random" else permuted)(rec.model, derive(seed, name))
+    drawn = derive(seed, name, draw) if draw else derive(seed, name)
+    if name == "permuted":
+        changed = permuted(rec.model, drawn)
+    else:
+        changed = redrawn(rec.model, drawn) if fresh is None else _made(fresh, rec.model, drawn)
     found = rec.again(model=changed)
     still = all(u.equal(after) for u, after in pairwise(found.trajectory.states))
     return Run(note="its layers do nothing") if still else found
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy; what the old torch.nn.utils.weight_norm computes, which deepcopy refuses, is copied without its graph."""
+    computed = [x for part in model.modules() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
+
+
+def _made(build: Callable[[int], nn.Module], model: nn.Module, seed: int) -> nn.Module:
+    """The network that is built with this seed, where and as precise as the model is."""
+    made = instance("what fresh gives", seeded(lambda: build(seed), seed), nn.Module)
+    if made is model:
+        raise ValueError("fresh must give a new model, not the one that is probed")
+    weight = next(model.parameters())
+    return made.to(weight.device, weight.dtype)
+
+
 def redrawn(model: nn.Module, seed: int) -> nn.Module:
     """The network before training: built anew from its `config` where it has one, as in transformers.
 
-    Else a copy in which every module with `reset_parameters` draws its weights anew; of other weights matrices become
-    normal numbers of the same standard deviation, and the rest stays, as a scale that begins at zero must.
+    Else a copy in which every module with `reset_parameters` draws its weights anew, parts before the whole as when it
+    was made, and a weight of several modules only the first of them; of other weights matrices become normal numbers of
+    the same standard deviation, and the rest stays, as a scale that begins at zero must.
     """
     if _has_config(model):
-        weight = next(model.parameters())
-        fresh = seeded(lambda: type(model)(copy.deepcopy(model.config)), seed)
-        return fresh.to(weight.device, weight.dtype).train(model.training)
+        return _made(lambda _: type(model)(copy.deepcopy(model.config)), model, seed)
 
-    model = copy.deepcopy(model)
+    model = _copy(model)
+    holders = {id(weight): part for part in reversed([*model.modules()]) for weight in part.parameters(recurse=False)}
 
     def draw() -> None:
-        for module in model.modules():
+        for module in reversed([*model.modules()]):
+            weights = [*module.parameters(recurse=False)]
+            others = [(weight, weight.clone()) for weight in weights if holders[id(weight)] is not module]
             if (reset := _reset(module)) is not None:
-                reset()
-                continue
-            for weight in module.parameters(recurse=False):
-                if not _is_scale(weight):
-                    nn.init.normal_(weight, std=weight.std().item())
+                _run(reset, module)
+            elif not isinstance(module, parametrize.ParametrizationList):
+                for weight in weights:
+                    if not _is_scale(weight):
+                        nn.init.normal_(weight, std=weight.std().item())
+            for weight, held in others:
+                weight.copy_(held)
 
     with torch.no_grad():
         seeded(draw, seed)
     return model
+
+
+def _run(reset: Callable[[], Any], module: nn.Module) -> None:
+    """Draw the module's weights; one that is computed from others, as by weight_norm, is given back to what does it."""
+    computed = module.parametrizations if parametrize.is_parametrized(module) else {}
+    with parametrize.cached():  # in which `reset` writes to the computed weight and not to a copy
+        reset()
+        drawn = {name: getattr(module, name).clone() for name in computed}
+    for name, value in drawn.items():
+        if all(hasattr(step, "right_inverse") for step in computed[name]):
+            setattr(module, name, value)
 
 
 def _has_config(model: nn.Module) -> bool:
@@ -358,16 +437,17 @@ def _is_scale(weight: Tensor) -> bool:
     return weight.ndim < 2 or weight.numel() == 1
 
 
-def _undrawn(model: nn.Module) -> list[str]:
-    """The weights that `redrawn` leaves as they are."""
+def _undrawn(model: nn.Module, new: nn.Module) -> list[str]:
+    """The weights that `redrawn` left as they were; all zeros or all ones may be what a module begins with."""
     modules = [] if _has_config(model) else [m for m in model.modules() if _reset(m) is None]
-    kept = {id(weight) for module in modules for weight in module.parameters(recurse=False) if _is_scale(weight)}
-    return [name for name, weight in model.named_parameters() if id(weight) in kept]
+    by_none = {id(weight) for module in modules for weight in module.parameters(recurse=False)}
+    same = [pair for pair, new in zip(model.named_parameters(), new.parameters(), strict=True) if pair[1].equal(new)]
+    return [name for name, weight in same if id(weight) in by_none or weight.min() < weight.max()]
 
 
 def permuted(model: nn.Module, seed: int) -> nn.Module:
     """A copy with the entries of every weight in another order."""
-    model = copy.deepcopy(model)
+    model = _copy(model)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             order = torch.randperm(weight.numel(), generator=stream(seed, name)).to(weight.device)
@@ -388,7 +468,7 @@ def _order(layers: int, seed: int) -> list[int]:
 
 def _shuffled_layers(rec: Recording, order: Sequence[int]) -> nn.Module:
     """A copy with its layers in this order."""
-    model = copy.deepcopy(rec.model)
+    model = _copy(rec.model)
     modules = dict(model.named_modules())
     for here, there in zip(rec.names, order, strict=True):
         parent, _, own = here.rpartition(".")
@@ -396,8 +476,19 @@ def _shuffled_layers(rec: Recording, order: Sequence[int]) -> nn.Module:
     return model
 
 
-def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Any:
-    """The inputs with the real tokens of each sequence in another order; None if no input has an axis of tokens."""
+def _with_shuffled_tokens(rec: Recording, inputs: Any, seed: int) -> Recording | Run:
+    """The recording with the first input shuffled that the stream comes from: a model of two sides has another."""
+    u, note = rec.trajectory.states[0], ""
+    for changed in _shuffled_tokens(inputs, rec, seed):
+        found, note = rec.again(changed, mask=rec.trajectory.mask), "no input's order changes what the first layer gets"
+        if not found.trajectory.states[0].equal(u):
+            return found
+    shapes = ", ".join(str(tuple(x.shape)) for x in tensors(inputs))
+    return Run(note=note or f"no input has the stream's {u.shape[1]} tokens; the inputs' shapes are {shapes}")
+
+
+def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Iterator[Any]:
+    """The inputs with the real tokens of each sequence of one tensor in another order, for one tensor after another."""
     real = real_places(rec.trajectory.states[0], rec.trajectory.mask)
     draws = stream(seed, "tokens")
     moved = torch.arange(real.shape[1], device=real.device).repeat(len(real), 1)
@@ -411,20 +502,20 @@ def _shuffled_tokens(inputs: Any, rec: Recording, seed: int) -> Any:
     def fits(x: Any) -> bool:
         return isinstance(x, Tensor) and x.ndim in (2, 3) and x.shape[:2] == real.shape and x.dtype != torch.bool
 
-    def changed(x: Any, names: Sequence[str] = ()) -> Any:
-        """x with its first tensor of tokens shuffled; masks and positions stay. names: of the entries of a tuple."""
+    def changed(x: Any, names: Sequence[str] = ()) -> Iterator[Any]:
+        """x with one tensor of tokens shuffled; masks and positions stay. names: of the entries of a tuple."""
         if isinstance(x, Tensor):
-            return shuffled(x) if fits(x) else None
+            yield from [shuffled(x)] if fits(x) else []
+            return
         if isinstance(x, Mapping):
             usual = [name for name in ("input_ids", "inputs_embeds") if name in x]
             entries = {key: str(key) for key in (*usual, *x)}
         else:
             entries = dict(zip_longest(range(len(x)), names, fillvalue="")) if isinstance(x, tuple) else {}
         for key, name in entries.items():
-            if "mask" in name or "position" in name or (new := changed(x[key])) is None:
-                continue
-            return {**x, key: new} if isinstance(x, Mapping) else (*x[:key], new, *x[key + 1 :])
-        return None
+            if "mask" not in name and "position" not in name:
+                for new in changed(x[key]):
+                    yield {**x, key: new} if isinstance(x, Mapping) else (*x[:key], new, *x[key + 1 :])
 
     arguments = len(inputs) if isinstance(inputs, tuple) else 0
     return changed(inputs, list(inspect.signature(rec.model.forward).parameters)[:arguments])
@@ -459,7 +550,11 @@ class _Store:
     def get(self, name: str) -> Run | None:
         if self.folder is None or not self._place(name).is_file():
             return None
-        return Run(**json.loads(self._place(name).read_text()))
+        try:
+            return Run(**json.loads(self._place(name).read_text()))
+        except (ValueError, TypeError) as error:
+            warnings.warn(f"{self._place(name)} is damaged ({error}) and is measured anew", stacklevel=3)
+            return None
 
     def put(self, name: str, run: Run) -> None:
         if self.folder is not None:

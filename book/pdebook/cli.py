@@ -236,11 +236,12 @@ def _evidence(row: dict[str, str]) -> str:
 )
 @click.option("--no-controls", is_flag=True, help="The network alone, in about half of the time.")
 @click.option("--whole", is_flag=True, help="Take each layer as one step, where its branches cannot be read.")
+@click.option("--draws", type=click.IntRange(1), default=3, show_default=True, help="Of random and permuted weights.")
 @click.option("--sampled", type=click.IntRange(0), default=4, show_default=True, help="Layers with derivatives; slow.")
 @click.option("--threads", type=click.IntRange(1), help="On a CPU; default: as many as torch takes.")
 @click.option("--device", help="auto, cpu, cuda, cuda:1, mps; default: auto.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Of finished parts; default: in PDELAB_DATA."
+    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Of what is measured; default: in PDELAB_DATA."
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def probe(network, text, length, examples, device, controls, no_controls, **options) -> None:
@@ -250,7 +251,8 @@ def probe(network, text, length, examples, device, controls, no_controls, **opti
     module:function or file.py:function, a function that returns (model, inputs), (model, inputs, loss) or (model,
     inputs, loss, mask): mask (batch, token) is True where a token is real, and loss may be None.
 
-    The text is cut into examples of equal length. What is finished is kept: after Ctrl-C the same command goes on.
+    The text is cut into examples of equal length. The network and each draw of a control are kept once measured: after
+    Ctrl-C the same command goes on with the one that was under way, from its first layer.
     """
     from pdebook import probing_command  # and torch, which takes seconds
 

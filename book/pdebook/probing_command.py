@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pdebook.terminal import DAMAGED, STOPPED, fail
 from pdelab import pretrained, probe
 from pdelab.datasets import cache
-from pdelab.files import check_writable
+from pdelab.files import check_writable, write_atomically
 from pdelab.training import choose_device
 
 # what is read without --text: our own words, about 290 tokens
@@ -78,9 +78,9 @@ def run(
         fail("stopped; the same command goes on with what is left", STOPPED)
 
     click.echo(report)
-    for path, save in ((page, report.save), (data, report.to_json)):
+    for path, made in ((page, report.to_html), (data, report.to_json)):
         if path is not None:
-            save(path)
+            write_atomically(path, made())
             click.echo(f"written: {path}")
 
 

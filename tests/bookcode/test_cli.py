@@ -409,14 +409,15 @@ def test_the_controls_of_the_command_are_those_of_probe():
 
 def test_a_function_is_probed_and_the_report_is_what_probe_gives(places, network):
     said = pdelab(
-        "probe", f"{network}:judged", *QUICK, "--html", str(places / "a.html"), "--json", str(places / "a.json")
+        "probe", f"{network}:judged", *QUICK, "--html", str(places / "a.page"), "--json", str(places / "a.json")
     )
     model, given, loss = runpy.run_path(network)["judged"]()
     report = probing.probe(model, given, loss=loss, sampled=0, progress=False)
     assert str(report) in said
     assert (places / "a.json").read_text() == report.to_json()
-    assert "<svg" in (places / "a.html").read_text()
+    assert "<svg" in (places / "a.page").read_text()
     assert "written" in said
+    assert "draws 1," in " ".join(pdelab("probe", f"{network}:judged", *QUICK, "--draws", "1").split())
 
 
 def test_a_mask_that_a_function_gives_is_passed_on(network):
@@ -460,7 +461,7 @@ def test_a_probe_that_is_stopped_goes_on_with_what_is_left(places, network):
     (first, *_) = (places / "data" / "probes").glob("model-*.json")
     before = first.stat().st_mtime_ns
     assert "20 layers" in pdelab(*words)
-    assert len(list((places / "data" / "probes").glob("*.json"))) == 5
+    assert len(list((places / "data" / "probes").glob("*.json"))) == 1 + 2 * 3 + 2  # two controls are drawn three times
     assert first.stat().st_mtime_ns == before
 
 
