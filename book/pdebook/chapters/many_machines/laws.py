@@ -84,25 +84,26 @@ def training_bytes(stack: Stack) -> float:
     return BYTES * (4 * stack.weights + stack.layers * kept)
 
 
-def probe_operations(stack: Stack) -> Operations:
+def probe_operations(stack: Stack, draws: int = 3) -> Operations:
     """`pdelab.probe` with a loss, its four controls and derivatives at four layers, of six layers or more.
 
-    Passes forward through all layers, of the network and its controls:
+    draws: of random and of permuted weights. Passes forward through all layers:
 
     | what runs | passes |
     |---|---|
-    | the network is recorded: layers are found, branches traced and nudged; then every control | 10 + 1/L, and 4 |
-    | in each of these five, by layer: a half step, a sum, equal tokens; the next layer first, then this one | 5 − 2/L |
-    | towards the loss: the gradient, and without some layers, once chosen and five times by chance | 7 |
+    | the network is recorded: layers are found, branches traced and nudged | 10 + 1/L |
+    | every control is recorded: two are drawn so many times | 2·draws + 2 |
+    | of the network and each control, by layer: half steps, a sum, equal tokens; the next one, then this | 5 − 2/L |
+    | towards the loss: two gradients, and without some layers, once chosen and five times by chance | 8 |
     | of the network and one control: four layers, linearised for each of four derivatives | 2·16/L |
 
-    Passes backward to the states, for the gradient and of those 32: one each and 39 products with the Jacobian or its
+    Passes backward to the states, for the gradients and of those 32: one each, and 39 products with the Jacobian or its
     transpose for the four derivatives of a layer. Lanczos' method may end sooner. A gradient of states is one product
     of each weight matrix, and two of scores and averages.
     """
-    L = stack.layers
-    forward = 10 + 1 / L + 4 + 5 * (5 - 2 / L) + 7 + 32 / L
-    backward = 1 + (32 + 8 * 39) / L
+    L, controls = stack.layers, 2 * draws + 2
+    forward = 10 + 1 / L + controls + (1 + controls) * (5 - 2 / L) + 8 + 32 / L
+    backward = 2 + (32 + 8 * 39) / L
     once = stack.forward()
     return Operations((forward + backward) * once.matrices, (forward + 2 * backward) * once.attention)
 
