@@ -114,6 +114,7 @@ def probe(
                     if name == "random" and fresh is None and not run.note:
                         run.kept = _undrawn(rec.model, recorded.model)
                     store.put(part, run)
+                    recorded = None  # a network and all its states, which the next one needs the room of
                 runs.setdefault(name, []).append(run)
     u = rec.trajectory.states[0]
     return Report(
