@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 CPUINFO = Path("/proc/cpuinfo")  # of Linux alone
 NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("harness", "run"))
-HEAD = "work | beside | ratio | least to most | target | note".split(" | ")
+HEAD = "work | beside | ratio (least to most) | target | note".split(" | ")
 PAGE = """# Speed
 
 How long the library takes for work that others do too, and how much memory, on {date:%d %B %Y}. `make bench`
@@ -33,7 +33,7 @@ measures it again.
 A ratio is ours over the peer's: under 1 we are faster. Of a rate or a share, more is better. Beside a limit, such as
 1e-12 or 100 MB, it is ours over the limit; beside the clock or the system it is a number of seconds or GB, as the row
 says. Both sides do the same work in the same precision, and the run stops where their results differ. They take turns;
-the ratio is the median of pairs, and beside it stand the least and the largest. {missed}
+the ratio is the median of pairs, and in brackets stand the least and the largest. {missed}
 
 {table}
 
@@ -68,8 +68,7 @@ def line(row: Row) -> str:
     cells = (
         row.work,
         row.peer,
-        short(row.ratio),
-        f"{short(row.low)} to {short(row.high)}",
+        short(row.ratio) + (f" ({short(row.low)} to {short(row.high)})" if row.low < row.high else ""),
         row.target + verdict,
         row.note,
     )

@@ -32,7 +32,7 @@ def rows(device: str, quick: bool) -> Iterator[Row]:
             ours = training(own, lambda u, own=own: own.trajectory(u).states[-1], u, goal)
             theirs = training(torchs, torchs, u, goal)
             work = f"training step, {norm}-norm, N={tokens} B={batch}, all states kept"
-            peer_ = "torch.nn.TransformerEncoder, nothing kept"
+            peer_ = "torch's TransformerEncoder, nothing kept"
             yield compare(work, peer_, ours, theirs, target=target, repeats=repeats, device=device, agree=1e-4)
             if norm == "pre":
                 yield share(ours, tokens, batch, device, repeats)
