@@ -900,7 +900,7 @@ def test_an_answer_has_its_time_by_what_it_computes_and_a_submission_by_the_cloc
         try:
             worker.begin("x", [], [(1, source)])
             assert worker.call(["x", "sleep"], [0.7]) == 0.7
-            assert worker.left <= left - 0.7
+            assert worker.left < left - 0.5  # on a busy machine it may sleep before we begin to wait for it
             worker.begin("y", [], [(1, BUSY)])  # which has another limit
             worker.call(["x", name], arguments)
         except TimeoutError as error:
