@@ -88,7 +88,8 @@ def machine(device: str) -> str:
     version = torch.__version__.split("+")[0]
     return (
         f"Measured on one thread of a machine with {os.cpu_count()} cores ({kind}), torch {version}, "
-        "each kind of work in a process of its own. Times are of the processor; imports and seconds by the clock."
+        "each kind of work in a process of its own; other work may have run beside it. Times are of the processor; "
+        "imports and seconds are by the clock."
     )
 
 

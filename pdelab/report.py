@@ -171,7 +171,8 @@ class Report:
 
     def findings(self) -> list[str]:
         """What was found, each with its number and, in brackets, what the controls have; first what stands out."""
-        return [*self.outstanding(), *(words for kind in ("shared", "open", "alike") for words in self._judged(kind))]
+        others = (words for kind in ("shared", "open", "alike") for words in self._judged(kind))
+        return [*self.outstanding(), *self._of_the_loss(), *others]
 
     def outstanding(self) -> list[str]:
         """The findings whose number is another one with new weights and with permuted ones, or that have no control.
@@ -182,7 +183,7 @@ class Report:
         """
         ends = f"Layer {len(self.names)} gives NaN or infinite numbers: the report ends before it."
         diverged = [ends] if self.status == "diverged" else []
-        return [*diverged, *self._judged("apart"), *self._of_the_loss()]
+        return [*diverged, *self._judged("apart")]
 
     def ordinary(self) -> list[str]:
         """The findings that networks without training have as well."""
@@ -285,8 +286,8 @@ class Report:
             for x in (*whole["loss"], *whole["loss without them"], *sorted(whole["loss without as many by chance"]))
         )
         beside = f"; without as many others {chance[0]} to {chance[-1]} ({len(chance)} draws)" if chance else ""
-        if chance and whole["loss without them"][0] > max(whole["loss without as many by chance"]):
-            beside += ". Here what they carry does not tell which layers matter"
+        if chance and whole["loss without them"][0] >= min(whole["loss without as many by chance"]):
+            beside += ". What they carry tells no better than chance here which layers matter"
         return [f"The loss is {loss}; without {layers} {', '.join(least)}, which {carry} least, {without}{beside}."]
 
     def advice(self) -> str:
@@ -332,6 +333,7 @@ class Report:
         made = [", ".join(f"{name} {value}" for name, value in self.made.items()) + "."] if self.made else []
         found = {
             "What stands out" if untrained else "What was found": self.outstanding(),
+            "The loss": self._of_the_loss(),
             "What one of the controls has too": self._judged("shared"),
             "Not judged, which takes two draws of a control": self._judged("open"),
             f"No different with {untrained} weights": self.ordinary(),
@@ -365,7 +367,7 @@ class Report:
             "notes": self.notes,
             "figures": {name: {"column": head, "meaning": words} for name, (head, words) in FIGURES.items()},
             "quantiles": [0.05, 0.5, 0.95],
-            "findings": [*self.outstanding(), *self._judged("shared"), *self._judged("open")],
+            "findings": [*self.outstanding(), *self._of_the_loss(), *self._judged("shared"), *self._judged("open")],
             "no different with random or permuted weights": self.ordinary(),
             "advice": self.advice(),
             "made": self.made,
@@ -485,6 +487,7 @@ PAGE = """<!doctype html>
 :root { --ink: #222; --paper: #fff; --rule: #ddd; --shade: #0004; color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
 body { color: var(--ink); background: var(--paper) }
+h1 { overflow-wrap: anywhere }
 .wide { width: min(100vw - 3rem, 120rem); margin-left: calc(50% - min(50vw - 1.5rem, 60rem)); overflow-x: auto }
 .wide { background: linear-gradient(to left, var(--paper) 2rem, transparent 4rem) local right / 4rem 100% no-repeat,
   linear-gradient(to left, var(--shade), transparent) right / 1rem 100% no-repeat }

@@ -203,6 +203,14 @@ def test_transport_is_gradient_times_step_and_dropping_is_done_for_real():
     assert len(report.own.whole["loss without as many by chance"]) == 3  # every other layer
 
 
+@pytest.mark.parametrize(("without", "better"), [(1.1, True), (1.2, False), (1.5, False), (9.0, False)])
+def test_layers_that_carry_least_are_told_from_layers_by_chance_only_if_all_of_these_cost_more(without, better):
+    whole = {"loss": [1.0], "layers carrying least": [0], "loss without them": [without]}
+    own = Run(layers={}, whole=whole | {"loss without as many by chance": [1.2, 2.0, 1.4]})
+    (words,) = Report("M", "A", ("0", "1"), 1, 2, "finished", {"model": own})._of_the_loss()
+    assert ("no better than chance" in words) != better
+
+
 def test_one_layer_alone_has_no_others_to_leave_out():
     model = Stack(depth=1)
     text = str(quick(model, blocks=model.layers, loss=lambda out: out.square().mean()))
